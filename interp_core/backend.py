@@ -1,0 +1,152 @@
+"""What a backend is: the description that a plugin registers, and the contract that its object keeps.
+
+A description is light: importing it loads no engine. The object behind ``factory`` is made at
+``warmup()`` or first use; it executes requests that the core has already validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from attrs import evolve, field, frozen
+
+from interp_core.facts import ModelFacts
+from interp_core.gradients import GradSupport
+from interp_core.points import PointSupport
+
+if TYPE_CHECKING:
+    from interp_core.profile import ModelProfile
+    from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
+
+__all__ = ["Availability", "Backend", "BackendSpec", "OptionSpec", "StaticSets"]
+
+
+@frozen
+class Availability:
+    """Whether a backend can run in this environment, and if not, what is missing."""
+
+    ok: bool
+    reason: str = ""
+
+
+@frozen(kw_only=True)
+class OptionSpec:
+    """One keyword of ``load_model`` that a backend understands beyond ``dtype`` and ``device``.
+
+    Attributes:
+        name: the keyword.
+        help: what it does, in one sentence.
+        types: accepted Python types; ``None`` is accepted where it is the default.
+        default: the value if it is not given.
+        choices: the valid values, where they are few.
+    """
+
+    name: str
+    help: str
+    types: tuple[type, ...] = field(default=(object,), converter=tuple)
+    default: Any = None
+    choices: tuple[Any, ...] = field(default=(), converter=tuple)
+
+
+@frozen(kw_only=True)
+class StaticSets:
+    """Addresses that a compiled backend serves, as declared by load options.
+
+    Attributes:
+        points: addresses (as text, ranges allowed) with a read tap.
+        writes: addresses (as text, ranges allowed) with a write site.
+    """
+
+    points: tuple[str, ...] = field(default=(), converter=tuple)
+    writes: tuple[str, ...] = field(default=(), converter=tuple)
+
+
+def _always_available() -> Availability:
+    return Availability(True)
+
+
+@frozen(kw_only=True)
+class BackendSpec:
+    """A backend, described. Returned by the hook ``interp_backends``.
+
+    Attributes:
+        name: the name that ``load_model(..., backend=name)`` takes.
+        summary: one sentence for ``interp plugins``.
+        factory: ``"package.module:callable"``, called as ``callable(profile, options)`` at warm-up;
+            returns a :class:`Backend`, or raises ``BackendUnavailable``.
+        probe: tells whether the backend can run here, from metadata, without importing the engine.
+        points: support of each general point; what is missing is not supported.
+        capabilities: names of the rows of ``CAPABILITIES`` that it serves.
+        lacks: mechanical reason for rows that it does not serve; the table's own words otherwise.
+        hooks: whether it can capture or steer at all.
+        graph_replay: whether a compiled or replayed graph runs instead of Python forwards.
+        rank: place in ``backend="auto"``, the highest available first; ``None`` is never chosen.
+        options: keywords that it understands.
+        grad: verdict on gradients from facts and options.
+        static: declared taps and write sites from facts and options; ``None`` if it has no such sets.
+        demo_model: ``"package.module:callable"`` that prepares a small real model and returns its
+            folder, for ``interp demo``; ``None`` if the backend has none.
+        owner: the distribution; filled in by the host.
+    """
+
+    name: str
+    summary: str
+    factory: str
+    probe: Callable[[], Availability] = _always_available
+    points: Mapping[str, PointSupport] = field(factory=dict, eq=False)
+    capabilities: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    lacks: Mapping[str, str] = field(factory=dict, eq=False)
+    hooks: bool = True
+    graph_replay: bool = False
+    rank: int | None = 0
+    options: tuple[OptionSpec, ...] = field(default=(), converter=tuple)
+    grad: Callable[[ModelFacts, Mapping[str, Any]], GradSupport] | None = None
+    static: Callable[[ModelFacts, Mapping[str, Any]], StaticSets] | None = None
+    demo_model: str | None = None
+    owner: str = ""
+
+    def owned_by(self, distribution: str) -> BackendSpec:
+        """The same description with its owner filled in."""
+        return evolve(self, owner=distribution)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """The object behind a backend: thin, and given only validated requests.
+
+    One caller at a time unless the object says otherwise; the core serialises callers of a
+    synchronous backend.
+    """
+
+    def warmup(self) -> None:
+        """Load weights and make ready. Called once, before anything else."""
+
+    def shutdown(self) -> None:
+        """Free memory and processes. May be called twice, and before ``warmup``."""
+
+    def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
+        """Execute requests without sampling, batched as the backend likes; results in the same order."""
+
+    def generate(self, request: ForwardRequest) -> GenerationRun:
+        """Begin one request with sampling. Nothing runs before the first step is asked for."""
+
+    def unembed(self, rows: Any, *, raw: bool) -> Any:
+        """Logits ``[rows, vocab]`` of residual rows ``[rows, d_model]``, through the final norm.
+
+        ``raw`` leaves out the family's softcap and multiplier. CPU tensor in, CPU tensor out.
+        """
+
+
+def support_of(spec: BackendSpec, point: str) -> PointSupport:
+    """A backend's own support of a general point."""
+    default = PointSupport("none", False, f"the backend {spec.name!r} does not declare this point")
+    return spec.points.get(point, default)
+
+
+def make_backend(spec: BackendSpec, profile: ModelProfile, options: Mapping[str, Any]) -> Backend:
+    """Import the factory of ``spec`` and call it."""
+    from interp_core.lazy import load_object
+
+    backend: Backend = load_object(spec.factory)(profile, options)
+    return backend

@@ -1,0 +1,170 @@
+"""What a model's configuration says about it: records only, readable without torch.
+
+:meth:`ModelFacts.from_config` reads a transformers configuration by arithmetic on its fields
+(:mod:`interp_core.facts_reader`); what a configuration does not say, such as the order of the norms
+in a block, is in a small table per family (:mod:`interp_core.families`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+__all__ = ["LayerFacts", "ModelFacts"]
+
+
+@frozen(kw_only=True)
+class LayerFacts:
+    """One block. Widths are 0 where the block has no such part.
+
+    Attributes:
+        index: the layer's number, from 0.
+        mixer: kind of the token mixer: ``full_attention``, ``sliding_attention``, ``chunked_attention``,
+            ``linear_attention``, ``state_space``, ``convolution``, ``recurrent``, ``none``, or the
+            configuration's own word where it is none of these.
+        softmax: whether the mixer is softmax attention (has scores, probabilities, values and heads).
+        window: number of keys that a query may see, itself included; ``None`` if unlimited.
+        n_heads: query heads.
+        n_kv_heads: key/value heads.
+        head_dim: width of a query and key head.
+        v_head_dim: width of a value head.
+        kv_shared_from: the earlier layer whose keys and values this one uses, or ``None``.
+        mlp: ``dense``, ``sparse`` (mixture of experts) or ``none``.
+        d_mlp: neurons of a dense MLP.
+        n_experts: routed experts.
+        top_k: experts chosen per token.
+        n_shared_experts: experts that every token uses.
+        parallel: attention and MLP read the same residual (no residual between them).
+    """
+
+    index: int
+    mixer: str = "full_attention"
+    softmax: bool = True
+    window: int | None = None
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    kv_shared_from: int | None = None
+    mlp: str = "dense"
+    d_mlp: int = 0
+    n_experts: int = 0
+    top_k: int = 0
+    n_shared_experts: int = 0
+    parallel: bool = False
+
+
+@frozen(kw_only=True)
+class ModelFacts:
+    """A whole trunk. See :class:`LayerFacts` for what differs per layer.
+
+    Attributes:
+        model_type: ``model_type`` of the (text) configuration that describes the trunk.
+        outer_model_type: ``model_type`` of the whole configuration; differs on multimodal wrappers.
+        architecture: class name that the checkpoint names, or empty.
+        text_path: attribute that leads to the text configuration; empty if it is the whole one.
+        structure_known: whether the family's block structure is in the table of families or given by an
+            architecture plugin. If not, only dimensions are trustworthy and layer points are refused.
+        n_layers, d_model, vocab_size: dimensions.
+        n_heads, n_kv_heads, head_dim, v_head_dim, d_mlp: of the first layer that has such a part.
+        max_positions: longest sequence, in tokens, or ``None`` where there is no limit.
+        layers: one record per block.
+        n_streams: residual streams; 1 on a conventional decoder.
+        norm: ``rms`` or ``layer``.
+        norm_eps: the norms' epsilon.
+        attn_pre_norm, attn_post_norm, mlp_pre_norm, mlp_post_norm: which norms a block has. A post-norm
+            is applied to the sublayer's output before it is added to the residual.
+        final_norm: whether a norm stands between the last block and the unembedding.
+        qk_norm: ``""`` (none), ``head`` (per head) or ``full`` (over all heads at once).
+        gated_mlp: whether dense MLPs have a gate and a linear branch.
+        activation: name of the MLP's activation function.
+        positions: ``rotary``, ``learned``, ``alibi``, ``none`` or ``other``.
+        embedding_scale: factor on the embeddings.
+        embedding_scale_inside: whether that factor is applied inside the embedding module.
+        residual_multiplier: factor on each sublayer's contribution.
+        logit_multiplier: factor on the unembed output.
+        attn_scale: factor on query-key products, or ``None`` for ``head_dim ** -0.5``.
+        attn_softcap, final_softcap: caps, or ``None``.
+        sinks: attention has sink logits in the softmax's denominator.
+        attn_gate: ``""``, ``packed`` (in the query projection) or ``separate``.
+        latent_attention: keys and values are projected from a latent vector (MLA).
+        tied_embeddings: unembedding and embedding share a weight.
+        dtype: the checkpoint's own dtype name, or ``None``.
+        quantization: name of the quantisation method, or ``None``.
+        eos_token_ids, bos_token_id: special ids of the configuration.
+        extra: whatever an architecture adds, by its own names.
+    """
+
+    model_type: str
+    outer_model_type: str = ""
+    architecture: str = ""
+    text_path: str = ""
+    structure_known: bool = False
+    n_layers: int
+    d_model: int
+    vocab_size: int
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
+    d_mlp: int = 0
+    max_positions: int | None = None
+    layers: tuple[LayerFacts, ...] = field(converter=tuple)
+    n_streams: int = 1
+    norm: str = "rms"
+    norm_eps: float = 1e-6
+    attn_pre_norm: bool = True
+    attn_post_norm: bool = False
+    mlp_pre_norm: bool = True
+    mlp_post_norm: bool = False
+    final_norm: bool = True
+    qk_norm: str = ""
+    gated_mlp: bool = True
+    activation: str = "silu"
+    positions: str = "rotary"
+    embedding_scale: float = 1.0
+    embedding_scale_inside: bool = True
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
+    attn_scale: float | None = None
+    attn_softcap: float | None = None
+    final_softcap: float | None = None
+    sinks: bool = False
+    attn_gate: str = ""
+    latent_attention: bool = False
+    tied_embeddings: bool = False
+    dtype: str | None = None
+    quantization: str | None = None
+    eos_token_ids: tuple[int, ...] = field(default=(), converter=tuple)
+    bos_token_id: int | None = None
+    extra: Mapping[str, Any] = field(factory=dict, eq=False)
+
+    @classmethod
+    def from_config(cls, config: Any) -> ModelFacts:
+        """Read a transformers configuration (an instance, defaults filled in; no model class is touched).
+
+        Raises:
+            ModelUnavailable: the configuration does not describe a decoder.
+        """
+        from interp_core.facts_reader import read_facts
+
+        return read_facts(config)
+
+    def axis_size(self, axis: str, layer: int | None = None) -> int:
+        """Size of a point's axis; ``query`` and ``key`` depend on the input and give 0.
+
+        Per-layer axes on a trunk point, or ``layer=None``, use the headline figures.
+        """
+        simple = {"d_model": self.d_model, "vocab": self.vocab_size, "streams": self.n_streams, "query": 0, "key": 0}
+        if axis in simple:
+            return simple[axis]
+        names = {"heads": "n_heads", "kv_heads": "n_kv_heads", "experts": "n_experts"}
+        source: Any = self if layer is None else self.layers[layer]
+        return int(getattr(source, names.get(axis, axis), 0))
+
+    def describe(self) -> dict[str, Any]:
+        """All of it as a JSON-able record."""
+        return attrs.asdict(self, recurse=True)

@@ -1,0 +1,166 @@
+"""The contract between the core and a backend: validated requests in, rows and steps out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import field, frozen
+
+from interp_core.address import Address
+from interp_core.operations import Operation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ForwardRequest", "ForwardResult", "GenerationRun", "Read", "Sampling", "Step", "TokenLogprob", "Where", "Write"]
+
+
+@frozen(kw_only=True)
+class Where:
+    """Which positions of one request an operation writes.
+
+    Attributes:
+        positions: absolute positions, counted from the request's first token; ``None`` for all.
+        prompt: whether prompt positions are written.
+        generated: whether positions of generated tokens are written, when they are fed back.
+    """
+
+    positions: frozenset[int] | None = None
+    prompt: bool = True
+    generated: bool = True
+
+    def rows(self, start: int, length: int, prompt_length: int) -> list[int] | slice:
+        """Row numbers, within a chunk that holds positions ``start .. start + length - 1``, to be written."""
+        first = start if self.prompt else max(start, prompt_length)
+        end = start + length if self.generated else min(start + length, prompt_length)
+        if first >= end:
+            return []
+        if self.positions is None:
+            return slice(first - start, end - start)
+        return [p - start for p in sorted(self.positions) if first <= p < end]
+
+
+@frozen(kw_only=True, eq=False)
+class Write:
+    """One operation, on one address, with its vectors made into tensors, and where it applies."""
+
+    operation: Operation
+    address: Address
+    where: Where = Where()
+
+
+@frozen(kw_only=True)
+class Read:
+    """One address to read.
+
+    Attributes:
+        address: what to read.
+        positions: absolute positions wanted, in the order wanted; ``None`` for all.
+    """
+
+    address: Address
+    positions: tuple[int, ...] | None = None
+
+
+@frozen(kw_only=True)
+class Sampling:
+    """How new tokens are chosen.
+
+    Attributes:
+        max_tokens: most new tokens.
+        temperature: 0 for greedy choice.
+        top_k: keep this many most likely tokens; ``None`` for all.
+        top_p: keep the smallest set of tokens with at least this mass; ``None`` for all.
+        min_p: keep tokens with at least this fraction of the most likely one's mass; ``None`` for all.
+        seed: seed of this request's own generator; ``None`` for the process's.
+        stop_token_ids: ids that end generation, the model's own end-of-text ids included.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop_token_ids: frozenset[int] | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class ForwardRequest:
+    """One prompt and everything that is wanted of it.
+
+    Attributes:
+        token_ids: the prompt; never empty.
+        reads: what to read; empty reads nothing.
+        writes: what to change, in order.
+        sampling: how to generate, or ``None`` for one forward over the prompt.
+        n_logprobs: top log-probabilities per new token.
+        want_logits: whether steps carry the full row of logits.
+        detach: whether rows are cut from the autograd graph.
+        keep_on_device: whether rows stay on the model's device.
+    """
+
+    token_ids: tuple[int, ...]
+    reads: tuple[Read, ...] = ()
+    writes: tuple[Write, ...] = ()
+    sampling: Sampling | None = None
+    n_logprobs: int = 0
+    want_logits: bool = False
+    detach: bool = True
+    keep_on_device: bool = False
+
+
+@frozen
+class TokenLogprob:
+    """A token and its log-probability (natural logarithm, of the model's own distribution)."""
+
+    token_id: int
+    logprob: float
+
+
+@frozen(kw_only=True, eq=False)
+class Step:
+    """One new token.
+
+    Attributes:
+        token_id: the token chosen.
+        logits: ``[vocab]`` float32 logits that it was chosen from, or ``None``.
+        logprobs: the most likely tokens, best first, as many as were asked for.
+    """
+
+    token_id: int
+    logits: Tensor | None = field(default=None, repr=False)
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@frozen(kw_only=True, eq=False)
+class ForwardResult:
+    """What came of one request.
+
+    Attributes:
+        rows: per address, ``[positions, *axes]`` in token order (``[heads, query, key]`` for
+            attention matrices), copies in the model's dtype.
+    """
+
+    rows: Mapping[Address, Tensor] = field(factory=dict)
+
+
+class GenerationRun(Protocol):
+    """A running generation: an iterator of steps that can be ended early and then gives its rows."""
+
+    finish_reason: str | None
+    """``"stop"`` after an end token, ``"length"`` after the last token allowed, else ``None``."""
+
+    def __iter__(self) -> Iterator[Step]: ...
+
+    def __next__(self) -> Step: ...
+
+    def result(self) -> ForwardResult:
+        """Rows of all positions that went through the forward so far (prompt + new - 1)."""
+
+    def close(self) -> None:
+        """End it and free what it holds. May be called twice."""
+
+
+Options = Mapping[str, Any]
