@@ -7,7 +7,7 @@ in a block, is in a small table per family (:mod:`interp_core.families`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -55,6 +55,14 @@ class LayerFacts:
     top_k: int = 0
     n_shared_experts: int = 0
     parallel: bool = False
+
+
+def _layers(value: Iterable[LayerFacts]) -> tuple[LayerFacts, ...]:
+    return tuple(value)
+
+
+def _ids(value: Iterable[int]) -> tuple[int, ...]:
+    return tuple(value)
 
 
 @frozen(kw_only=True)
@@ -112,7 +120,7 @@ class ModelFacts:
     v_head_dim: int = 0
     d_mlp: int = 0
     max_positions: int | None = None
-    layers: tuple[LayerFacts, ...] = field(converter=tuple)
+    layers: tuple[LayerFacts, ...] = field(converter=_layers)
     n_streams: int = 1
     norm: str = "rms"
     norm_eps: float = 1e-6
@@ -138,7 +146,7 @@ class ModelFacts:
     tied_embeddings: bool = False
     dtype: str | None = None
     quantization: str | None = None
-    eos_token_ids: tuple[int, ...] = field(default=(), converter=tuple)
+    eos_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     bos_token_id: int | None = None
     extra: Mapping[str, Any] = field(factory=dict, eq=False)
 

@@ -1,0 +1,215 @@
+"""From a transformers configuration to :class:`~interp_core.facts.ModelFacts`, by arithmetic on its keys.
+
+No model class is touched and neither torch nor transformers is imported: the instance is only asked for
+attributes. Dimensions come from the configuration alone; what it does not state comes from the table of
+families, and a trunk that has no row there says so by ``structure_known=False``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.facts_config import ConfigView, Dimensions, read_dimensions, trunk_of
+from interp_core.facts_layers import read_layers
+from interp_core.families import BARE_HEADS, FAMILIES, SCALED_HEADS, UNKNOWN_FAMILY, FamilyFacts
+
+__all__ = ["read_facts"]
+
+_EPS: Final = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", "layernorm_epsilon")
+_ACTIVATION: Final = (
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "activation",
+    "mlp_hidden_act",
+    "ff_activation",
+    "dense_act_fn",
+    "afn",
+)
+_MAX_POSITIONS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "max_target_positions",
+    "seq_length",
+    "n_ctx",
+)
+_ROTARY_KEYS: Final = ("rope_parameters", "rope_theta", "rotary_dim", "rotary_pct", "rotary_value", "rotary_emb_base")
+# Number of copies or lanes of the residual, on trunks that carry more than one.
+_STREAMS: Final = ("hc_mult", "hc_count", "altup_num_inputs", "num_residual_streams")
+_FINAL_CAP: Final = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_ATTN_CAP: Final = ("attn_logit_softcapping",)
+
+
+def read_facts(config: Any) -> ModelFacts:
+    """Everything that the configuration, and the family's row, say about the text decoder.
+
+    Args:
+        config: a transformers configuration, as an instance with its defaults filled in.
+
+    Raises:
+        ModelUnavailable: it does not describe a decoder, or contradicts itself.
+    """
+    trunk, text_path = trunk_of(config)
+    whole, view = ConfigView(config), ConfigView(trunk)
+    size = read_dimensions(view)
+    model_type = str(view.get("model_type") or "")
+    n_streams = max(view.integer(*_STREAMS) or 1, 1)
+    family = _row(model_type, view) if n_streams == 1 else None
+    known = family or UNKNOWN_FAMILY
+    layers = read_layers(view, known, size)
+    wrapper = str(whole.get("model_type") or "") if trunk is not config else None
+    head, head_known = _head(view, known, wrapper)
+    return ModelFacts(
+        model_type=model_type,
+        outer_model_type=str(whole.get("model_type") or ""),
+        architecture=str(next(iter(whole.listed("architectures") or view.listed("architectures") or []), "")),
+        text_path=text_path,
+        structure_known=family is not None and head_known,
+        n_layers=size.n_layers,
+        d_model=size.d_model,
+        vocab_size=size.vocab_size,
+        layers=layers,
+        n_streams=n_streams,
+        tied_embeddings=_tied(whole, view),
+        dtype=_dtype(whole, view),
+        quantization=_quantization(whole, view),
+        eos_token_ids=_ids(view) or _ids(whole),
+        bos_token_id=_first_id(view, whole),
+        **_headline(layers),
+        **_structure(view, known),
+        **_scaling(view, known, size),
+        **head,
+    )
+
+
+def _row(model_type: str, view: ConfigView) -> FamilyFacts | None:
+    """The family's row, if there is one and this configuration is of the form that the row describes."""
+    row = FAMILIES.get(model_type)
+    if row is None:
+        return None
+    stated = ((view.get(name), value) for name, value in row.requires.items())
+    if any(found is not None and found != value for found, value in stated):
+        return None
+    pairs = ((view.get(left), view.get(right)) for left, right in row.equal_keys)
+    return row if all(left is None or left == right for left, right in pairs) else None
+
+
+def _headline(layers: tuple[LayerFacts, ...]) -> dict[str, Any]:
+    """Figures of the first layer that has the part, or 0."""
+
+    def first(name: str) -> int:
+        return next((value for value in (getattr(layer, name) for layer in layers) if value), 0)
+
+    return {name: first(name) for name in ("n_heads", "n_kv_heads", "head_dim", "v_head_dim", "d_mlp")}
+
+
+def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
+    positions = _positions(view, family)
+    has_qk_norm = bool(family.qk_norm) and (not family.qk_norm_key or view.flag(family.qk_norm_key))
+    norm = family.norm or ("layer" if view.get("rms_norm_eps") is None and view.get(*_EPS) is not None else "rms")
+    default_eps = 1e-5 if norm == "layer" else 1e-6
+    return {
+        "norm": norm,
+        "norm_eps": family.norm_eps or view.number(*_EPS) or default_eps,
+        "attn_pre_norm": family.attn_pre_norm,
+        "attn_post_norm": family.attn_post_norm,
+        "mlp_pre_norm": family.mlp_pre_norm,
+        "mlp_post_norm": family.mlp_post_norm,
+        "final_norm": family.final_norm,
+        "qk_norm": family.qk_norm if has_qk_norm else "",
+        "gated_mlp": family.gated_mlp,
+        "activation": str(view.get(*_ACTIVATION) or "silu"),
+        "positions": positions,
+        "max_positions": _max_positions(view, positions),
+        "sinks": family.sinks,
+        "attn_gate": family.attn_gate,
+        "latent_attention": bool(view.integer("kv_lora_rank")),
+    }
+
+
+def _positions(view: ConfigView, family: FamilyFacts) -> str:
+    if view.get("alibi", "attn_config.alibi") is True:
+        return "alibi"
+    if family.positions:
+        return family.positions
+    if view.get("position_embedding_type") == "nope":
+        return "none"
+    return "rotary" if view.get(*_ROTARY_KEYS) is not None else "other"
+
+
+def _max_positions(view: ConfigView, positions: str) -> int | None:
+    if positions in ("alibi", "none"):
+        # Nothing in such a model knows a longest sequence, except a table of biases that is built to a length.
+        return view.integer("max_seq_len")
+    stated = view.integer(*_MAX_POSITIONS)
+    # Some relative positions state -1 for no limit.
+    return stated if stated is not None and stated > 0 else None
+
+
+def _scaling(view: ConfigView, family: FamilyFacts, size: Dimensions) -> dict[str, Any]:
+    rooted = family.embedding_root and (not family.embedding_root_key or view.flag(family.embedding_root_key))
+    root = size.d_model**0.5 if rooted else 1.0
+    return {
+        "embedding_scale": root * (view.number("embedding_multiplier", "scale_emb") or 1.0),
+        "embedding_scale_inside": family.embedding_scale_inside,
+        "residual_multiplier": view.number("residual_multiplier") or 1.0,
+        "attn_scale": _attn_scale(view, family),
+        "attn_softcap": view.number(*_ATTN_CAP) if family.attn_softcap else None,
+    }
+
+
+def _head(view: ConfigView, family: FamilyFacts, wrapper: str | None) -> tuple[dict[str, Any], bool]:
+    """What happens to the unembed output, and whether that is known for this wrapper, if there is one."""
+    divisor = view.number(*family.logit_divisor_keys) or 1.0
+    multiplier = (view.number(*family.logit_multiplier_keys) or 1.0) / divisor
+    softcap = view.number(*_FINAL_CAP) if family.final_softcap else None
+    if wrapper in BARE_HEADS:
+        return {"logit_multiplier": 1.0, "final_softcap": None}, True
+    plain = multiplier == 1.0 and softcap is None
+    known = wrapper is None or plain or wrapper in SCALED_HEADS
+    return {"logit_multiplier": multiplier, "final_softcap": softcap}, known
+
+
+def _attn_scale(view: ConfigView, family: FamilyFacts) -> float | None:
+    if family.attn_scale is not None:
+        return family.attn_scale
+    scalar = view.number("query_pre_attn_scalar")
+    if scalar is not None and scalar > 0:
+        return float(scalar**-0.5)
+    if view.get("scale_attn_weights") is False:
+        return 1.0
+    return view.number("attention_multiplier", "attn_config.softmax_scale")
+
+
+def _tied(whole: ConfigView, view: ConfigView) -> bool:
+    # The unembedding belongs to the whole model, and the whole model's key decides, where it has one.
+    stated = whole.get("tie_word_embeddings")
+    return bool(view.get("tie_word_embeddings") if stated is None else stated)
+
+
+def _dtype(whole: ConfigView, view: ConfigView) -> str | None:
+    stated = view.get("dtype") or whole.get("dtype")
+    return None if stated is None else str(stated).removeprefix("torch.")
+
+
+def _quantization(whole: ConfigView, view: ConfigView) -> str | None:
+    for holder in (whole, view):
+        if holder.get("quantization_config") is not None:
+            method = holder.get("quantization_config.quant_method")
+            # An enumeration's member prints as its class; its value is the name.
+            return str(getattr(method, "value", method)) if method is not None else "unnamed"
+    return None
+
+
+def _ids(view: ConfigView) -> tuple[int, ...]:
+    stated = view.get("eos_token_id")
+    many = stated if isinstance(stated, (list, tuple)) else [stated]
+    return tuple(value for value in many if isinstance(value, int) and not isinstance(value, bool))
+
+
+def _first_id(view: ConfigView, whole: ConfigView) -> int | None:
+    own = view.integer("bos_token_id")
+    return whole.integer("bos_token_id") if own is None else own

@@ -1,0 +1,238 @@
+"""What the modelling code of a family does and its configuration does not say: data, one row per trunk.
+
+Every row was read off the modelling source of transformers 5.19. A family without a row has its dimensions
+read all the same, and its layer points refused: a guess here would be a right shape with a wrong tensor.
+Left out on purpose: trunks with several residual streams, modules that return their output plus the residual,
+query or key norms after the rotary embedding, several mixers or MLPs side by side, latent attention, and
+factors on queries that depend on the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from attrs import evolve, field, frozen
+
+__all__ = ["BARE_HEADS", "FAMILIES", "SCALED_HEADS", "UNKNOWN_FAMILY", "FamilyFacts"]
+
+
+@frozen(kw_only=True)
+class FamilyFacts:
+    """One family. The defaults are the conventional decoder: sequential, RMS pre-norms, rotary, gated MLP.
+
+    Attributes:
+        norm: ``rms`` or ``layer``; empty to tell by the key of the epsilon.
+        norm_eps: epsilon that the code fixes; ``None`` if the configuration states it.
+        attn_pre_norm, attn_post_norm, mlp_pre_norm, mlp_post_norm, final_norm: as in ``ModelFacts``.
+        qk_norm: kind of the query and key norms, ``""``, ``head`` or ``full``.
+        qk_norm_key: configuration key that switches them on; empty if they are always there.
+        gated_mlp: whether a dense MLP has a gate and a linear branch.
+        parallel: attention and MLP read the same residual, always.
+        parallel_keys: configuration keys any of which makes the blocks parallel.
+        positions: kind of position information, empty to tell by the keys; a configuration's ``alibi`` overrides it.
+        windows: which layers slide: ``typed`` (by the configuration's layer types), ``all`` (every layer, if a
+            window is set), ``none`` (the code reads no window, whatever the configuration says), or ``auto``
+            (``typed`` where there are types, else ``all``), which is for families without a row.
+        embedding_root: the embeddings are multiplied by ``sqrt(d_model)``.
+        embedding_root_key: configuration key that switches this on; empty if it is always done.
+        embedding_scale_inside: whether that factor is applied inside the embedding module.
+        logit_multiplier_keys: configuration keys of a factor on the logits.
+        logit_divisor_keys: configuration keys of a divisor of the logits.
+        attn_scale: factor on query-key products that the code fixes.
+        attn_softcap, final_softcap: whether the code applies the cap of the configuration: some store one that
+            they never use.
+        sinks: attention has sink logits.
+        attn_gate: ``""``, ``packed`` or ``separate``.
+        requires: values that configuration keys must have for the row to hold.
+        equal_keys: pairs of configuration keys whose values must be equal for the row to hold.
+    """
+
+    norm: str = "rms"
+    norm_eps: float | None = None
+    attn_pre_norm: bool = True
+    attn_post_norm: bool = False
+    mlp_pre_norm: bool = True
+    mlp_post_norm: bool = False
+    final_norm: bool = True
+    qk_norm: str = ""
+    qk_norm_key: str = ""
+    gated_mlp: bool = True
+    parallel: bool = False
+    parallel_keys: tuple[str, ...] = ()
+    positions: str = "rotary"
+    windows: str = "none"
+    embedding_root: bool = False
+    embedding_root_key: str = ""
+    embedding_scale_inside: bool = True
+    logit_multiplier_keys: tuple[str, ...] = ()
+    logit_divisor_keys: tuple[str, ...] = ()
+    attn_scale: float | None = None
+    attn_softcap: bool = False
+    final_softcap: bool = False
+    sinks: bool = False
+    attn_gate: str = ""
+    requires: Mapping[str, Any] = field(factory=dict)
+    equal_keys: tuple[tuple[str, str], ...] = ()
+
+
+UNKNOWN_FAMILY: Final = FamilyFacts(
+    norm="",
+    parallel_keys=("use_parallel_residual", "parallel_attn", "parallel_residual"),
+    positions="",
+    windows="auto",
+    embedding_scale_inside=False,
+    logit_multiplier_keys=("logit_scale", "lm_head_multiplier", "output_multiplier"),
+    logit_divisor_keys=("logits_scaling",),
+    attn_softcap=True,
+    final_softcap=True,
+)
+"""How a configuration without a row is read: whatever the usual keys say, and no claim about structure."""
+
+# Bases. A row is a base, or a base with what differs.
+_LLAMA: Final = FamilyFacts()
+_TYPED: Final = FamilyFacts(windows="typed")
+_SLIDING: Final = FamilyFacts(windows="all")
+_GEMMA: Final = FamilyFacts(embedding_root=True)
+_POST_NORM: Final = FamilyFacts(attn_pre_norm=False, attn_post_norm=True, mlp_pre_norm=False, mlp_post_norm=True)
+_SANDWICH: Final = FamilyFacts(attn_post_norm=True, mlp_post_norm=True)
+_LAYER_NORM: Final = FamilyFacts(norm="layer", gated_mlp=False)
+_COHERE: Final = FamilyFacts(norm="layer", parallel=True, logit_multiplier_keys=("logit_scale",))
+_GRANITE: Final = FamilyFacts(embedding_scale_inside=False, logit_divisor_keys=("logits_scaling",))
+_GPT2: Final = evolve(_LAYER_NORM, positions="learned")
+_MAMBA: Final = FamilyFacts(windows="typed", mlp_pre_norm=False, positions="none")
+_GATED_HYBRID: Final = evolve(_TYPED, qk_norm="head", attn_gate="packed")
+
+_TABLE: Final[dict[str, FamilyFacts]] = {
+    # Llama and its kin
+    "llama": _LLAMA,
+    "arcee": evolve(_LLAMA, gated_mlp=False),
+    "apertus": evolve(_LLAMA, gated_mlp=False, qk_norm="head"),
+    "cwm": _TYPED,
+    "ernie4_5": _LLAMA,
+    "helium": _LLAMA,
+    "ministral": _TYPED,
+    "mistral": _SLIDING,
+    "seed_oss": _LLAMA,
+    "smollm3": _TYPED,
+    "phi3": _SLIDING,
+    # Qwen
+    "qwen2": _TYPED,
+    "qwen2_vl_text": _TYPED,
+    "qwen2_5_vl_text": _TYPED,
+    "qwen2_5_omni_text": _TYPED,
+    "qwen3": evolve(_TYPED, qk_norm="head"),
+    "qwen3_vl_text": evolve(_LLAMA, qk_norm="head"),
+    "qwen3_5_text": _GATED_HYBRID,
+    # Gemma. Version 3 stores an attention softcap and never passes it on.
+    "gemma": _GEMMA,
+    "gemma2": evolve(
+        _GEMMA, attn_post_norm=True, mlp_post_norm=True, windows="typed", attn_softcap=True, final_softcap=True
+    ),
+    "gemma3_text": evolve(
+        _GEMMA, attn_post_norm=True, mlp_post_norm=True, windows="typed", qk_norm="head", final_softcap=True
+    ),
+    "vaultgemma": evolve(_GEMMA, windows="typed", attn_softcap=True, final_softcap=True),
+    # OLMo. The first has norms without parameters, whose epsilon the code fixes.
+    "olmo": evolve(_LLAMA, norm="layer", norm_eps=1e-5),
+    "olmo2": evolve(_POST_NORM, qk_norm="full"),
+    "olmo3": evolve(_POST_NORM, qk_norm="full", windows="typed"),
+    # Norms after the sublayer
+    "exaone4": evolve(_POST_NORM, qk_norm="head", windows="typed"),
+    "glm": _LLAMA,
+    "glm4": _SANDWICH,
+    "glm4v_text": _SANDWICH,
+    # Parallel blocks with one norm, and logits with a factor
+    "cohere": evolve(_COHERE, qk_norm="head", qk_norm_key="use_qk_norm"),
+    "cohere2": evolve(_COHERE, windows="typed"),
+    # Factors on the residual, embeddings and logits. One family divides the logits, the other multiplies.
+    "granite": _GRANITE,
+    "hyperclovax": evolve(
+        _GRANITE,
+        attn_post_norm=True,
+        mlp_post_norm=True,
+        logit_divisor_keys=(),
+        logit_multiplier_keys=("logits_scaling",),
+        requires={"use_post_norm": True},
+    ),
+    # Layer norms and plain MLPs
+    "gpt2": evolve(_GPT2, requires={"scale_attn_by_inverse_layer_idx": False}),
+    "gpt_bigcode": _GPT2,
+    "gpt_neo": evolve(_GPT2, windows="typed", attn_scale=1.0),
+    "gpt_neox": evolve(_LAYER_NORM, parallel_keys=("use_parallel_residual",)),
+    "gptj": evolve(_LAYER_NORM, parallel=True),
+    "codegen": evolve(_LAYER_NORM, parallel=True),
+    "falcon": evolve(_LAYER_NORM, parallel_keys=("parallel_attn", "new_decoder_architecture")),
+    "jais2": _LAYER_NORM,
+    "nemotron": _LAYER_NORM,
+    "persimmon": evolve(_LAYER_NORM, qk_norm="head", qk_norm_key="qk_layernorm"),
+    "phi": evolve(_LAYER_NORM, parallel=True, qk_norm="head", qk_norm_key="qk_layernorm"),
+    "starcoder2": evolve(_LAYER_NORM, windows="all"),
+    "stablelm": FamilyFacts(
+        norm="layer", parallel_keys=("use_parallel_residual",), qk_norm="head", qk_norm_key="qk_layernorm"
+    ),
+    # Two layer norms that the code builds without the configuration's epsilon
+    "biogpt": evolve(_GPT2, norm_eps=1e-5, embedding_root=True, embedding_root_key="scale_embedding"),
+    "xglm": evolve(
+        _LAYER_NORM, positions="other", norm_eps=1e-5, embedding_root=True, embedding_root_key="scale_embedding"
+    ),
+    "opt": evolve(
+        _GPT2,
+        norm_eps=1e-5,
+        requires={"do_layer_norm_before": True, "_remove_final_layer_norm": False},
+        equal_keys=(("word_embed_proj_dim", "hidden_size"),),
+    ),
+    # Mixtures of experts
+    "mixtral": _SLIDING,
+    "qwen2_moe": _TYPED,
+    "qwen3_moe": evolve(_SLIDING, qk_norm="head"),
+    "qwen3_vl_moe_text": evolve(_LLAMA, qk_norm="head"),
+    "qwen3_next": _GATED_HYBRID,
+    "qwen3_5_moe_text": _GATED_HYBRID,
+    "olmoe": evolve(_LLAMA, qk_norm="full"),
+    "flex_olmo": evolve(_POST_NORM, qk_norm="full"),
+    "granitemoe": _GRANITE,
+    "gpt_oss": evolve(_TYPED, sinks=True),
+    "phimoe": evolve(_SLIDING, norm="layer"),
+    "aria_text": _LLAMA,
+    "dots1": evolve(_TYPED, qk_norm="head"),
+    "ernie4_5_moe": _LLAMA,
+    "exaone_moe": evolve(_TYPED, qk_norm="head"),
+    "glm4_moe": evolve(_LLAMA, qk_norm="head", qk_norm_key="use_qk_norm"),
+    "glm4v_moe_text": _LLAMA,
+    "mellum": evolve(_TYPED, qk_norm="head"),
+    "minimax_m2": evolve(_LLAMA, qk_norm="full"),
+    "solar_open": _LLAMA,
+    "afmoe": evolve(
+        _SANDWICH,
+        windows="typed",
+        qk_norm="head",
+        attn_gate="separate",
+        embedding_root=True,
+        embedding_root_key="mup_enabled",
+        embedding_scale_inside=False,
+    ),
+    # State spaces, convolutions and attention in one trunk
+    "lfm2": evolve(_TYPED, qk_norm="head"),
+    "lfm2_moe": evolve(_TYPED, qk_norm="head"),
+    "jamba": evolve(_TYPED, positions="none"),
+    "bamba": _TYPED,
+    # State spaces alone: one sublayer per block
+    "mamba": _MAMBA,
+    "mamba2": _MAMBA,
+    "falcon_mamba": _MAMBA,
+}
+
+FAMILIES: Final[Mapping[str, FamilyFacts]] = MappingProxyType(_TABLE)
+"""Facts by ``model_type`` of the trunk's own configuration."""
+
+# A wrapper has an unembedding of its own, and most forget the factor or the cap of the text model they wrap.
+BARE_HEADS: Final = frozenset(
+    "aya_vision cohere2_vision gemma3 granite_speech granite_speech_plus idefics3 internvl llava llava_next "
+    "llava_next_video llava_onevision mistral3 ovis2 paligemma shieldgemma2 smolvlm video_llava vipllava".split()
+)
+"""``model_type`` of wrappers whose logits are the bare unembed output, whatever the text model's own would be."""
+
+SCALED_HEADS: Final = frozenset({"hyperclovax_vision_v2"})
+"""``model_type`` of wrappers that apply the factor of the text model."""

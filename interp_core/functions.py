@@ -1,0 +1,352 @@
+"""The public functions on a model: check everything, build requests, run them, arrange what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_core.address import Address
+from interp_core.cache import Cache, assemble
+from interp_core.errors import RequestError
+from interp_core.requests import ForwardRequest, ForwardResult, Read, Sampling
+from interp_core.results import AttentionRecord, Completion, GenStep
+from interp_core.sampling import read_sampling, read_stop
+from interp_core.steering import Steering, active_steering, as_steering, writes_for
+from interp_core.tokens import TokenBatch, read_tokens, select_positions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp_core.model import InterpModel
+
+__all__ = [
+    "capture_attention",
+    "capture_generation",
+    "decode_residuals",
+    "generate",
+    "generate_stream",
+    "run_with_cache",
+]
+
+
+def run_with_cache(
+    model: InterpModel,
+    tokens: Any,
+    points: Sequence[Any],
+    *,
+    attention_mask: Any = None,
+    positions: Any = None,
+    steering: Any = None,
+    detach: bool = True,
+    keep_on_device: bool = False,
+) -> Cache:
+    """Run prompts once and read ``points``.
+
+    Args:
+        model: the model.
+        tokens: ``[batch, seq]`` or ``[seq]`` tensor of ids, a list of ids, or a list of unequal lists.
+        points: addresses; ranges expand; an empty list reads nothing.
+        attention_mask: 1 at real tokens of a padded ``[batch, seq]``, on either side.
+        positions: absolute positions, a slice, or ``"last"``, of each prompt's own tokens.
+        steering: operations for this call, after those of surrounding ``steer`` blocks.
+        detach: cut results from the autograd graph.
+        keep_on_device: leave results on the model's device.
+
+    Returns:
+        ``cache["resid_post.3"]`` is ``[batch, pos, *axes]``, a copy, in the model's dtype.
+
+    Raises:
+        AddressError: a point does not exist on this model.
+        CapabilityUnsupported: a point or an operation is not served.
+        RequestError: tokens, mask, positions or operations are not valid.
+    """
+    addresses = _readable(model, points)
+    batch = read_tokens(tokens, model.facts, attention_mask)
+    if not detach:
+        model.profile.require("gradients")
+    steerings = _steerings(model, steering)
+    chosen = [select_positions(positions, n) for n in batch.lengths]
+    requests = [
+        ForwardRequest(
+            token_ids=row,
+            reads=tuple(Read(address=a, positions=where) for a in addresses),
+            writes=writes_for(steerings, len(row)),
+            detach=detach,
+            keep_on_device=keep_on_device,
+        )
+        for row, where in zip(batch.rows, chosen, strict=True)
+    ]
+    results = model.session.run(requests) if addresses else [ForwardResult() for _ in requests]
+    return assemble(batch, batch.rows, results, chosen, _pairwise(model, addresses), addresses)
+
+
+def capture_generation(
+    model: InterpModel,
+    tokens: Any,
+    points: Sequence[Any],
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    steering: Any = None,
+    attention_mask: Any = None,
+    stop: str | Sequence[str] | None = None,
+    n_logprobs: int = 0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    ignore_eos: bool = False,
+    keep_on_device: bool = False,
+) -> tuple[Any, Cache]:
+    """Generate, and read ``points`` from the same incremental forwards.
+
+    Returns:
+        ``(Completion, Cache)``, a list of completions for a batch. A prompt of ``n`` tokens with ``m``
+        new ones has ``n + m - 1`` rows: the last new token never went through the forward.
+
+    Raises:
+        AddressError, CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
+    """
+    addresses = _readable(model, points)
+    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
+    batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
+    reads = tuple(Read(address=a) for a in addresses)
+    stops, logprobs = read_stop(stop), _count(n_logprobs, model)
+    completions, results, rows = [], [], []
+    for request in _generating(model, batch, sampling, reads, steering, logprobs, False, keep_on_device):
+        completion, result = _complete(model, request, stops)
+        completions.append(completion)
+        results.append(result)
+        rows.append((*request.token_ids, *completion.token_ids)[: len(request.token_ids) + len(completion.token_ids) - 1])
+    layout = TokenBatch(rows=rows, offsets=(0,) * len(rows), width=max(map(len, rows)), single=batch.single)
+    cache = assemble(layout, rows, results, [None] * len(rows), _pairwise(model, addresses), addresses)
+    return (completions[0] if batch.single else completions), cache
+
+
+def generate(
+    model: InterpModel,
+    tokens: Any,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    n_logprobs: int = 0,
+    steering: Any = None,
+    attention_mask: Any = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    ignore_eos: bool = False,
+) -> Any:
+    """Generate new tokens; greedy unless ``temperature`` is above 0.
+
+    Args:
+        model: the model.
+        tokens: as :func:`run_with_cache`.
+        max_tokens: most new tokens, at least 1.
+        temperature: 0 for the most likely token each time.
+        seed: seed of this call's sampling.
+        stop: text that ends the completion, which ends before it.
+        n_logprobs: top log-probabilities per new token.
+        steering: operations for this call.
+        attention_mask: as :func:`run_with_cache`.
+        top_k, top_p, min_p: restrict sampling to likely tokens.
+        ignore_eos: go on after an end-of-text token.
+
+    Returns:
+        A :class:`Completion`; a list of them for a batch.
+
+    Raises:
+        CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
+    """
+    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
+    batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
+    stops, logprobs = read_stop(stop), _count(n_logprobs, model)
+    requests = _generating(model, batch, sampling, (), steering, logprobs, False, False)
+    completions = [_complete(model, request, stops)[0] for request in requests]
+    return completions[0] if batch.single else completions
+
+
+def generate_stream(
+    model: InterpModel,
+    tokens: Any,
+    *,
+    max_tokens: int,
+    n_logprobs: int = 0,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    steering: Any = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    ignore_eos: bool = False,
+) -> Iterator[GenStep]:
+    """Generate step by step. Everything is checked, and steering is fixed, when this is called.
+
+    Returns:
+        An iterator of :class:`GenStep` for one prompt. Leaving it early ends the generation.
+
+    Raises:
+        CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
+    """
+    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
+    batch = read_tokens(tokens, model.facts, room=sampling.max_tokens)
+    if not batch.single:
+        raise RequestError("generate_stream takes one prompt; use generate for a batch, or one stream per prompt")
+    stops, logprobs = read_stop(stop), _count(n_logprobs, model)
+    want_logits = model.profile.refusal("step_logits") is None
+    (request,) = _generating(model, batch, sampling, (), steering, logprobs, want_logits, False)
+    return _stream(model, request, stops)
+
+
+def capture_attention(model: InterpModel, tokens: Any, layers: Sequence[int], *, steering: Any = None) -> dict[int, AttentionRecord]:
+    """Attention of one prompt at ``layers``.
+
+    Returns:
+        Per layer an :class:`AttentionRecord`: scores and probabilities ``[heads, query, key]``, values
+        ``[kv_heads, pos, v_head_dim]``.
+
+    Raises:
+        AddressError: a layer does not exist.
+        CapabilityUnsupported: a layer has no softmax attention, or the backend keeps no matrices.
+        RequestError: ``tokens`` is more than one prompt, or not valid.
+    """
+    model.profile.require("attention")
+    if isinstance(layers, int):
+        layers = [layers]
+    if not read_tokens(tokens, model.facts).single:
+        raise RequestError("capture_attention takes one prompt")
+    names = ("attn_scores", "attn_probs", "value")
+    cache = run_with_cache(model, tokens, [(name, i) for i in layers for name in names], steering=steering)
+    found = {}
+    for i in layers:
+        scores, probs, value = (cache[(name, i)][0] for name in names)
+        found[int(i)] = AttentionRecord(scores=scores, probs=probs, value=value.transpose(0, 1))
+    return found
+
+
+def decode_residuals(model: InterpModel, rows: Any) -> Tensor:
+    """Raw logits ``[rows, vocab]`` of residual rows: final norm and unembedding, no softcap or multiplier.
+
+    ``model.decode_residuals(rows)`` applies those too, and works on every backend.
+
+    Raises:
+        CapabilityUnsupported: the backend only exposes its complete unembedding.
+        RequestError: ``rows`` is not ``[rows, d_model]``.
+    """
+    model.profile.require("raw_logits")
+    return unembed_rows(model, rows, raw=True)
+
+
+def unembed_rows(model: InterpModel, rows: Any, *, raw: bool) -> Tensor:
+    """Logits of residual rows ``[rows, d_model]``, or of one row ``[d_model]``, which gives ``[vocab]``."""
+    import torch
+
+    model.profile.require("logit_lens")
+    tensor = torch.as_tensor(rows)
+    if tensor.dim() not in (1, 2) or tensor.shape[-1] != model.d_model or not tensor.is_floating_point():
+        raise RequestError(f"rows are [rows, {model.d_model}] of real numbers, not {tensor.dtype} {list(tensor.shape)}")
+    logits = model.session.unembed(tensor.reshape(-1, model.d_model), raw=raw)
+    return logits if tensor.dim() == 2 else logits[0]
+
+
+def _readable(model: InterpModel, points: Any) -> tuple[Address, ...]:
+    addresses = model.profile.addresses(points)
+    for address in addresses:
+        refused = model.profile.read_refusal(address)
+        if refused is not None:
+            raise refused
+    if not addresses:
+        model.profile.require("capture")
+    return addresses
+
+
+def _pairwise(model: InterpModel, addresses: Sequence[Address]) -> dict[Address, float]:
+    masked = {"attn_scores": float("-inf")}
+    specs = model.profile.specs
+    return {a: masked.get(a.name, 0.0) for a in addresses if a.name in specs and not specs[a.name].positional}
+
+
+def _steerings(model: InterpModel, steering: Any) -> tuple[Steering, ...]:
+    active = active_steering(model)
+    if steering is None:
+        return active
+    return (*active, as_steering(model.profile, steering))
+
+
+def _count(n_logprobs: Any, model: InterpModel) -> int:
+    if isinstance(n_logprobs, bool) or not isinstance(n_logprobs, int) or not 0 <= n_logprobs <= model.vocab_size:
+        raise RequestError(f"n_logprobs is a number from 0 to {model.vocab_size}, not {n_logprobs!r}")
+    return n_logprobs
+
+
+def _generating(
+    model: InterpModel,
+    batch: TokenBatch,
+    sampling: Sampling,
+    reads: tuple[Read, ...],
+    steering: Any,
+    n_logprobs: int,
+    want_logits: bool,
+    keep_on_device: bool,
+) -> list[ForwardRequest]:
+    steerings = _steerings(model, steering)
+    return [
+        ForwardRequest(
+            token_ids=row,
+            reads=reads,
+            writes=writes_for(steerings, len(row)),
+            sampling=sampling,
+            n_logprobs=n_logprobs,
+            want_logits=want_logits,
+            keep_on_device=keep_on_device,
+        )
+        for row in batch.rows
+    ]
+
+
+def _complete(model: InterpModel, request: ForwardRequest, stops: tuple[str, ...]) -> tuple[Completion, ForwardResult]:
+    text = model.text_stream(request.token_ids, stops)
+    run = model.session.generate(request)
+    ids, logprobs = [], []
+    try:
+        for step in run:
+            ids.append(step.token_id)
+            logprobs.append(step.logprobs)
+            if text is not None:
+                text.push(step.token_id)
+                if text.stopped:
+                    break
+        result = run.result()
+        reason = "stop" if text is not None and text.stopped else run.finish_reason or "length"
+    finally:
+        run.close()
+    if text is not None:
+        text.finish()
+    completion = Completion(
+        text=None if text is None else text.text,
+        token_ids=ids,
+        prompt_token_ids=request.token_ids,
+        finish_reason=reason,
+        logprobs=tuple(logprobs) if request.n_logprobs else None,
+    )
+    return completion, result
+
+
+def _stream(model: InterpModel, request: ForwardRequest, stops: tuple[str, ...]) -> Iterator[GenStep]:
+    text = model.text_stream(request.token_ids, stops)
+    run = model.session.generate(request)
+    try:
+        for step in run:
+            piece = None
+            if text is not None:
+                piece = text.push(step.token_id)
+                # The last step carries whatever text was still uncertain.
+                piece += text.finish() if run.finish_reason is not None else ""
+            yield GenStep(token_id=step.token_id, token_str=piece, logits=step.logits, logprobs=step.logprobs)
+            if text is not None and text.stopped:
+                return
+    finally:
+        run.close()

@@ -1,0 +1,232 @@
+"""The identities that prove points right, on captured tensors alone, each with a control that must fail.
+
+They hold for any backend: nothing here looks at a module. An identity whose parts a model does not have is
+simply not yielded; what proves a point, and what does not, is :mod:`interp_core.verify`'s affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import field, frozen
+
+from interp_core.facts import LayerFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Check", "activations", "capture_identities", "difference"]
+
+Get = Callable[[str, int | None], "Tensor | None"]
+"""A captured tensor ``[pos, *axes]`` (attention: ``[heads, query, key]``), or ``None`` if there is none."""
+
+
+@frozen(kw_only=True)
+class Check:
+    """One identity at one place.
+
+    Attributes:
+        identity: what was compared.
+        layer: where, or ``None`` for the trunk.
+        proves: names of the points whose values it pins down.
+        error: largest difference, relative to the largest value (see :func:`difference`).
+        control: the same figure for a deliberately wrong variant; ``None`` where no variant exists.
+        tolerance: largest error that passes; the control must be above ten times that.
+    """
+
+    identity: str
+    layer: int | None
+    proves: tuple[str, ...] = field(converter=tuple)
+    error: float
+    control: float | None
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the identity holds and its control fails."""
+        return self.error <= self.tolerance and (self.control is None or self.control > 10 * self.tolerance)
+
+
+def difference(x: Tensor, y: Tensor) -> float:
+    """Largest difference of ``x`` from ``y``, relative to the largest value of ``y``; and their norms' ratio.
+
+    The larger of the two is given, so that neither one wrong entry nor a wrong scale passes.
+    """
+    x, y = x.double(), y.double()
+    if x.shape != y.shape:
+        return float("inf")
+    scale = float(y.abs().max())
+    worst = float((x - y).abs().max())
+    if scale == 0.0:
+        return worst
+    ratio = abs(float(x.norm() / y.norm()) - 1.0)
+    return max(worst / scale, ratio)
+
+
+def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    """All identities that the captured tensors allow, layer by layer."""
+    yield from _start(facts, get, tolerance)
+    for layer in facts.layers:
+        yield from _chain(facts, layer, get, tolerance)
+        yield from _sums(layer, get, tolerance)
+        yield from _neurons(facts, layer, get, tolerance)
+        yield from _attention(layer, get, tolerance)
+
+
+def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    embeddings, first = get("embeddings", None), get("resid_pre", 0)
+    if embeddings is None or first is None or facts.positions == "learned":
+        return
+    factor = 1.0 if facts.embedding_scale_inside else facts.embedding_scale
+    yield Check(
+        identity="embeddings, scaled as the family scales them outside the module, are resid_pre.0",
+        layer=None,
+        proves=("embeddings",),
+        error=difference(embeddings * factor, first),
+        control=difference(embeddings.roll(1, 0) * factor, first) if embeddings.shape[0] > 1 else None,
+        tolerance=tolerance,
+    )
+
+
+def _chain(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    post, following = get("resid_post", layer.index), None
+    if layer.index + 1 < facts.n_layers:
+        following = get("resid_pre", layer.index + 1)
+    before = get("resid_pre", layer.index)
+    if post is None or following is None or before is None:
+        return
+    yield Check(
+        identity="resid_post is the next layer's resid_pre",
+        layer=layer.index,
+        proves=("resid_post", "resid_pre"),
+        error=difference(following, post),
+        control=difference(before, post),
+        tolerance=0.0 if tolerance < 1e-4 else tolerance,
+    )
+
+
+def _sums(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    at = layer.index
+    pre, mid, post = get("resid_pre", at), get("resid_mid", at), get("resid_post", at)
+    attn, mlp = get("attn_out_post", at), get("mlp_out_post", at)
+    if pre is not None and post is not None and attn is not None and mlp is not None and layer.parallel:
+        raw_attn, raw_mlp = get("attn_out", at), get("mlp_out", at)
+        yield _sum("resid_pre + attn_out_post + mlp_out_post is resid_post", at, (pre, attn, mlp), post, (raw_attn, raw_mlp), tolerance)
+        return
+    if pre is not None and attn is not None and mid is not None:
+        yield _sum("resid_pre + attn_out_post is resid_mid", at, (pre, attn), mid, (get("attn_out", at),), tolerance)
+    if mid is not None and mlp is not None and post is not None:
+        yield _sum("resid_mid + mlp_out_post is resid_post", at, (mid, mlp), post, (get("mlp_out", at),), tolerance)
+
+
+def _sum(
+    identity: str, layer: int, terms: tuple[Tensor, ...], total: Tensor, raw: tuple[Tensor | None, ...], tolerance: float
+) -> Check:
+    start, *contributions = terms
+    value = start
+    for term in contributions:
+        value = value + term
+    # Where a post-norm or multiplier stands between, the raw outputs must fail; else a missing term must.
+    wrong = start
+    for term, other in zip(contributions, raw, strict=True):
+        wrong = wrong + (other if other is not None and difference(other, term) > 10 * tolerance else 0 * term)
+    name = tuple(f"{site}_out_post" for site in ("attn", "mlp") if site in identity)
+    return Check(
+        identity=identity,
+        layer=layer,
+        proves=(*name, *(("resid_mid",) if "resid_mid" in identity else ()), "resid_pre", "resid_post"),
+        error=difference(value, total),
+        control=difference(wrong, total),
+        tolerance=tolerance,
+    )
+
+
+def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    gate, act = get("mlp_pre", layer.index), get("mlp_act", layer.index)
+    function = activations().get(facts.activation)
+    if gate is None or act is None or function is None:
+        return
+    linear = get("mlp_pre_linear", layer.index)
+    value = function(gate) if linear is None else function(gate) * linear
+    wrong = gate if linear is None else function(linear) * gate
+    yield Check(
+        identity="act(mlp_pre) (times mlp_pre_linear) is mlp_act",
+        layer=layer.index,
+        proves=("mlp_pre", "mlp_act", *(() if linear is None else ("mlp_pre_linear",))),
+        error=difference(value, act),
+        control=difference(wrong, act),
+        tolerance=tolerance,
+    )
+
+
+def _attention(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    at = layer.index
+    scores, probs = get("attn_scores", at), get("attn_probs", at)
+    if scores is not None and probs is not None:
+        yield from _softmax(layer, scores, probs, tolerance)
+    value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
+    if probs is None or value is None or z is None or gate is not None:
+        return
+    group = layer.n_heads // layer.n_kv_heads
+    per_head = value.repeat_interleave(group, dim=1).transpose(0, 1)
+    tiled = value.repeat(1, group, 1).transpose(0, 1) if 1 < layer.n_kv_heads < layer.n_heads else per_head.roll(1, 0)
+    if layer.n_heads == 1:
+        tiled = per_head.roll(1, 1)
+    yield Check(
+        identity="attn_probs @ value is z",
+        layer=at,
+        proves=("attn_probs", "value", "z"),
+        error=difference((probs.to(value.dtype) @ per_head).transpose(0, 1), z),
+        control=None if layer.n_kv_heads == 1 < layer.n_heads else difference((probs.to(value.dtype) @ tiled).transpose(0, 1), z),
+        tolerance=tolerance,
+    )
+
+
+def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float) -> Iterator[Check]:
+    import torch
+
+    made = scores.double().softmax(-1)
+    wrong = scores.masked_fill(torch.isinf(scores), 0.0).double().softmax(-1)
+    yield Check(
+        identity="the softmax of attn_scores is attn_probs",
+        layer=layer.index,
+        proves=("attn_scores", "attn_probs"),
+        error=difference(made, probs),
+        control=difference(wrong, probs) if bool(torch.isinf(scores).any()) else None,
+        tolerance=tolerance,
+    )
+    queries, keys = probs.shape[-2:]
+    row = torch.arange(queries)[:, None] + keys - queries
+    allowed = torch.arange(keys)[None] <= row
+    if layer.window is not None:
+        allowed &= torch.arange(keys)[None] > row - layer.window
+    seen = (probs > 0).any(0) if probs.dim() == 3 else probs > 0
+    yield Check(
+        identity="exactly the keys of the mask (and window) have a probability above 0",
+        layer=layer.index,
+        proves=("attn_probs",),
+        error=float((seen != allowed).double().mean()),
+        control=float((seen != torch.ones_like(allowed)).double().mean()) if queries > 1 else None,
+        tolerance=0.0,
+    )
+
+
+def activations() -> Mapping[str, Callable[[Tensor], Tensor]]:
+    """Activation functions by the names that configurations use."""
+    import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+    def tanh_gelu(x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    return {
+        "silu": F.silu,
+        "swish": F.silu,
+        "relu": F.relu,
+        "relu2": lambda x: F.relu(x).square(),
+        "gelu": F.gelu,
+        "gelu_new": tanh_gelu,
+        "gelu_fast": tanh_gelu,
+        "gelu_pytorch_tanh": tanh_gelu,
+    }
+

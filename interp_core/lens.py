@@ -1,0 +1,81 @@
+"""The logit lens: each layer's residual through the final norm and the unembedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from interp_core.address import Address
+from interp_core.errors import RequestError
+from interp_core.functions import run_with_cache
+from interp_core.results import LensResult
+from interp_core.sampling import read_count
+from interp_core.tokens import read_tokens, select_positions
+
+if TYPE_CHECKING:
+    from interp_core.model import InterpModel
+
+__all__ = ["logit_lens"]
+
+_CHUNK: Final = 256
+"""Rows decoded at once: a chunk of a 250,000-token vocabulary is then 256 MB of float32, not all layers' worth."""
+
+
+def logit_lens(
+    model: InterpModel,
+    tokens: Any,
+    layers: Sequence[int] | None = None,
+    top_k: int = 5,
+    *,
+    positions: Any = None,
+    steering: Any = None,
+    progress: bool = False,
+) -> LensResult:
+    """Decode ``resid_post`` of each layer.
+
+    Args:
+        model: the model.
+        tokens: one prompt.
+        layers: layers to decode; ``None`` for all.
+        top_k: tokens to keep per layer and position.
+        positions: absolute positions, a slice, or ``"last"``; ``None`` for all.
+        steering: operations for this call.
+        progress: show a bar on standard error.
+
+    Returns:
+        A :class:`LensResult`. Probabilities are of the family's own logits, softcap and multiplier included.
+
+    Raises:
+        AddressError: a layer does not exist.
+        CapabilityUnsupported: the lens is not valid on this trunk.
+        RequestError: the tokens, positions or ``top_k`` are not valid.
+    """
+    import torch
+    from tqdm.auto import tqdm
+
+    model.profile.require("logit_lens")
+    batch = read_tokens(tokens, model.facts)
+    if not batch.single:
+        raise RequestError("logit_lens takes one prompt")
+    wanted = list(range(model.n_layers)) if layers is None else [layers] if isinstance(layers, int) else list(layers)
+    if not wanted:
+        raise RequestError("logit_lens needs at least one layer")
+    top_k = min(read_count("top_k", top_k), model.vocab_size)
+    ids = batch.rows[0]
+    chosen = select_positions(positions, len(ids)) or tuple(range(len(ids)))
+    cache = run_with_cache(model, list(ids), [("resid_post", i) for i in wanted], positions=chosen, steering=steering)
+    rows = torch.cat([cache[Address("resid_post", int(i))][0] for i in wanted])
+    top_ids, top_probs = [], []
+    chunks = rows.split(_CHUNK)
+    for chunk in tqdm(chunks, desc="logit lens", disable=not progress, leave=False):
+        best = model.decode_residuals(chunk).float().softmax(-1).topk(top_k, dim=-1)
+        top_ids.append(best.indices)
+        top_probs.append(best.values)
+    shape = (len(wanted), len(chosen), top_k)
+    return LensResult(
+        token_ids=ids,
+        layers=[int(i) for i in wanted],
+        positions=chosen,
+        top_ids=torch.cat(top_ids).reshape(shape),
+        top_probs=torch.cat(top_probs).reshape(shape),
+    )

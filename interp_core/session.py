@@ -1,0 +1,128 @@
+"""The running side of a model: its backend object, made at first use, and one caller at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from interp_core.backend import Backend, make_backend
+from interp_core.errors import BackendUnavailable, InterpError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp_core.profile import ModelProfile
+    from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun, Step
+
+__all__ = ["Session"]
+
+
+@define(eq=False)
+class Session:
+    """Owns a backend object. Locks are held per call and per generated step, never while the caller thinks."""
+
+    profile: ModelProfile
+    make: Callable[..., Backend] = make_backend
+    _backend: Backend | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
+    # Not re-entrant on purpose: a hook of ours must never call the model that runs it. May be released
+    # by another thread than took it.
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+
+    @property
+    def warm(self) -> bool:
+        """Whether weights are loaded."""
+        return self._backend is not None
+
+    def warmup(self) -> None:
+        """Load the weights, unless they are loaded.
+
+        Raises:
+            BackendUnavailable: the backend cannot run here.
+            ModelUnavailable: the weights are missing or corrupt. Nothing is left half loaded.
+        """
+        with self._lock:
+            self._ready()
+
+    def shutdown(self) -> None:
+        """Free everything; the model cannot be used again. May be called twice."""
+        with self._lock:
+            backend, self._backend, self._closed = self._backend, None, True
+            if backend is not None:
+                backend.shutdown()
+
+    def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
+        """Run requests without sampling."""
+        with self._lock:
+            return self._ready().run(requests)
+
+    def generate(self, request: ForwardRequest) -> LockedRun:
+        """Begin a request with sampling."""
+        with self._lock:
+            return LockedRun(self._ready().generate(request), self._lock)
+
+    def unembed(self, rows: Any, *, raw: bool) -> Tensor:
+        """Logits of residual rows."""
+        with self._lock:
+            logits: Tensor = self._ready().unembed(rows, raw=raw)
+            return logits
+
+    def backend(self) -> Backend:
+        """The backend object, warm. For tests and for capabilities that a backend adds."""
+        with self._lock:
+            return self._ready()
+
+    def _ready(self) -> Backend:
+        if self._closed:
+            raise BackendUnavailable("this model was shut down; load it again")
+        if self._backend is None:
+            backend = self._made()
+            try:
+                backend.warmup()
+            except BaseException:
+                backend.shutdown()
+                raise
+            self._backend = backend
+        return self._backend
+
+    def _made(self) -> Backend:
+        spec = self.profile.spec
+        try:
+            return self.make(spec, self.profile, self.profile.options)
+        except InterpError:
+            raise
+        except ImportError as error:
+            raise BackendUnavailable(
+                f"backend {spec.name!r} (of {spec.owner}) is installed, but what it needs is missing: {error}"
+            ) from error
+
+
+@define(eq=False)
+class LockedRun:
+    """A generation whose every step holds the session's lock, and nothing in between."""
+
+    run: GenerationRun
+    lock: threading.Lock
+
+    @property
+    def finish_reason(self) -> str | None:
+        """As the run says."""
+        return self.run.finish_reason
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        with self.lock:
+            return next(self.run)
+
+    def result(self) -> ForwardResult:
+        """Rows so far."""
+        return self.run.result()
+
+    def close(self) -> None:
+        """End it."""
+        self.run.close()

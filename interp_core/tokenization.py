@@ -1,0 +1,78 @@
+"""Text to tokens and back, the same on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["chat_ids", "load_tokenizer", "text_ids", "token_strings"]
+
+
+def load_tokenizer(model_id: str, *, trust_remote_code: bool) -> Any:
+    """The checkpoint's own tokenizer.
+
+    Raises:
+        ModelUnavailable: the checkpoint has none that can be read.
+        BackendUnavailable: transformers is not installed.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise BackendUnavailable("tokenizers need transformers: pip install interp-eager (or interp-vllm)") from error
+    try:
+        return AutoTokenizer.from_pretrained(model_id, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelUnavailable(f"{model_id}: its tokenizer cannot be read: {reason}. Token ids still work.") from error
+
+
+def text_ids(tokenizer: Any, text: str | Sequence[str], *, add_special_tokens: bool) -> Tensor | list[list[int]]:
+    """Ids of a text as ``[1, seq]``; of several texts as ``[batch, seq]``, or as lists if lengths differ.
+
+    Raises:
+        RequestError: ``text`` is not text.
+    """
+    import torch
+
+    texts = [text] if isinstance(text, str) else list(text)
+    if not texts or not all(isinstance(t, str) for t in texts):
+        raise RequestError("text is a string, or a list of strings")
+    rows = [list(tokenizer.encode(t, add_special_tokens=add_special_tokens)) for t in texts]
+    if len({len(row) for row in rows}) > 1:
+        return rows
+    return torch.tensor(rows, dtype=torch.long)
+
+
+def chat_ids(tokenizer: Any, messages: Sequence[Any], *, add_generation_prompt: bool) -> Tensor:
+    """Ids ``[1, seq]`` of a conversation, through the checkpoint's own chat template.
+
+    The template writes every special token that there is, so none is added a second time.
+
+    Raises:
+        RequestError: the checkpoint has no chat template, or the messages do not fit it.
+    """
+    import torch
+
+    if not getattr(tokenizer, "chat_template", None):
+        raise RequestError("this checkpoint has no chat template: write the conversation as text and use to_tokens(text)")
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except Exception as error:
+        raise RequestError(f"the messages do not fit this checkpoint's chat template: {error}") from error
+    return torch.tensor([tokenizer.encode(text, add_special_tokens=False)], dtype=torch.long)
+
+
+def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Each token as text. A token that is only part of a character is shown by its vocabulary entry."""
+    found = []
+    for token in ids:
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        found.append(tokenizer.convert_ids_to_tokens(int(token)) if "\ufffd" in text or text == "" else text)
+    return found

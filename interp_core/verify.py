@@ -1,0 +1,125 @@
+"""``model.verify()``: run the identities on the user's own checkpoint, and report each point."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import field, frozen
+
+from interp_core.address import Address
+from interp_core.errors import RequestError
+from interp_core.functions import decode_residuals, run_with_cache
+from interp_core.identities import Check, capture_identities, difference
+from interp_core.tokens import read_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp_core.cache import Cache
+    from interp_core.model import InterpModel
+
+__all__ = ["Verification", "verify"]
+
+_TOLERANCE: Final = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+"""Relative to the largest value. Halves are compared after sums that the model rounded in another order."""
+
+
+@frozen(kw_only=True)
+class Verification:
+    """What the identities say about each point of a model.
+
+    Attributes:
+        checks: every identity that was run.
+        points: per point ``proven``, ``failed``, ``absent`` (the trunk has none, or the backend does not
+            serve it) or ``unchecked`` (served, and no identity on captured tensors pins it down).
+    """
+
+    checks: tuple[Check, ...] = field(converter=tuple)
+    points: dict[str, str] = field(factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return all(check.holds for check in self.checks)
+
+    def failed(self) -> tuple[Check, ...]:
+        """The identities that do not hold."""
+        return tuple(check for check in self.checks if not check.holds)
+
+
+def verify(model: InterpModel, tokens: Any = None) -> Verification:
+    """Run the identities on this very model, with its weights.
+
+    Args:
+        model: the model; its weights are loaded if they are not.
+        tokens: one prompt of at least 3 tokens; ``None`` for a made-up one.
+
+    Returns:
+        A :class:`Verification`.
+
+    Raises:
+        CapabilityUnsupported: nothing can be captured on this backend.
+        RequestError: ``tokens`` is not one prompt of at least 3 tokens.
+    """
+    model.profile.require("capture")
+    ids = _prompt(model, tokens)
+    served = [
+        Address(spec.name, layer)
+        for spec in model.points()
+        for layer in ([None] if spec.scope == "trunk" else range(model.n_layers))
+        if not spec.integer and model.profile.read_refusal(Address(spec.name, layer)) is None
+    ]
+    cache = run_with_cache(model, ids, served)
+    tolerance = _TOLERANCE.get(str(next(iter(cache.values())).dtype).removeprefix("torch."), 3e-2)
+    checks = [*capture_identities(model.facts, _getter(cache), tolerance), *_tail(model, cache, tolerance)]
+    return Verification(checks=checks, points=_verdicts(model, checks))
+
+
+def _prompt(model: InterpModel, tokens: Any) -> list[int]:
+    if tokens is None:
+        # Ids spread over the vocabulary, with a repetition: nothing special about any of them is needed.
+        step = max(1, model.vocab_size // 13)
+        tokens = [(7 + step * i) % model.vocab_size for i in range(12)] + [7]
+    batch = read_tokens(tokens, model.facts)
+    if not batch.single or len(batch.rows[0]) < 3:
+        raise RequestError("verify takes one prompt of at least 3 tokens")
+    return list(batch.rows[0])
+
+
+def _getter(cache: Cache) -> Any:
+    def get(name: str, layer: int | None) -> Tensor | None:
+        address = Address(name, layer)
+        return cache[address][0] if address in cache else None
+
+    return get
+
+
+def _tail(model: InterpModel, cache: Cache, tolerance: float) -> list[Check]:
+    last = Address("resid_post", model.n_layers - 1)
+    if last not in cache or "lm_head" not in cache or not model.supports("raw_logits"):
+        return []
+    head, rows = cache["lm_head"][0], cache[last][0]
+    before = cache.get(Address("resid_pre", model.n_layers - 1))
+    return [
+        Check(
+            identity="unembed(final_norm(resid_post of the last layer)) is lm_head",
+            layer=None,
+            proves=("lm_head", "resid_post"),
+            error=difference(decode_residuals(model, rows), head),
+            control=None if before is None else difference(decode_residuals(model, before[0]), head),
+            tolerance=tolerance,
+        )
+    ]
+
+
+def _verdicts(model: InterpModel, checks: list[Check]) -> dict[str, str]:
+    verdicts: dict[str, str] = {}
+    for spec in model.points():
+        mine = [check for check in checks if spec.name in check.proves]
+        if not model.profile.support(spec.name).readable or None in spec.absent:
+            verdicts[spec.name] = "absent"
+        elif not mine:
+            verdicts[spec.name] = "unchecked"
+        else:
+            verdicts[spec.name] = "proven" if all(check.holds for check in mine) else "failed"
+    return verdicts

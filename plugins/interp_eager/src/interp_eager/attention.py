@@ -1,0 +1,132 @@
+"""Attention scores and probabilities of chosen layers, whatever kernel the model runs with.
+
+A torch function mode, which is local to the thread and to the block, watches what attention modules of the
+wanted layers compute. A softmax gives both matrices as they are; a fused ``scaled_dot_product_attention``
+gives its arguments, from which they are rebuilt beside it. The forward itself is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from interp_core.errors import InterpError
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from interp_eager.collect import Chunk, Collector
+from interp_eager.program import ReadJob
+
+__all__ = ["watched"]
+
+_SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax})
+
+Found = Callable[[int, Tensor, Tensor], None]
+
+
+@contextmanager
+def watched(
+    modules: dict[int, nn.Module], jobs: dict[int, list[ReadJob]], chunk: Chunk, collector: Collector
+) -> Iterator[None]:
+    """Collect the matrices of the layers in ``jobs`` during a forward inside the block.
+
+    Args:
+        modules: attention module per wanted layer.
+        jobs: what to read per layer.
+        chunk: positions of this forward.
+        collector: where rows go.
+
+    Raises:
+        InterpError: a layer computed neither a softmax nor a fused attention.
+    """
+    if not jobs:
+        yield
+        return
+    seen: set[int] = set()
+
+    def found(layer: int, scores: Tensor, probs: Tensor) -> None:
+        seen.add(layer)
+        for job in jobs[layer]:
+            value = scores if job.address.name == "attn_scores" else probs
+            head = job.address.coordinate("head")
+            value = value if head is None else value[:, head]
+            collector.add_pairs(job.address, value, job.wants, chunk)
+
+    mode = _Watch(found)
+    handles = []
+    for layer, module in modules.items():
+        handles.append(module.register_forward_pre_hook(lambda m, a, layer=layer: mode.enter(layer)))
+        handles.append(module.register_forward_hook(lambda m, a, o: mode.leave(), always_call=True))
+    try:
+        with mode:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if missed := sorted(set(jobs) - seen):
+        raise InterpError(f"layers {missed} computed no softmax that could be seen: their attention is another kind")
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        self._found = found
+        self._layer: int | None = None
+
+    def enter(self, layer: int) -> None:
+        self._layer = layer
+
+    def leave(self) -> None:
+        self._layer = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        layer = self._layer
+        if layer is None:
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            # Rebuilt outside of this mode, so that its own softmax is not taken for the model's.
+            self._layer = None
+            self._found(layer, *_rebuilt(*args, **kwargs))
+            out = func(*args, **kwargs)
+            self._layer = layer
+            return out
+        out = func(*args, **kwargs)
+        if func in _SOFTMAX and args[0].dim() == 4:
+            self._found(layer, _masked(args[0]), out)
+        return out
+
+
+def _rebuilt(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor]:
+    if key.shape[1] != query.shape[1]:
+        # Query head h reads key head h // group: repeat each key head, do not tile them.
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-2, -1)) * factor
+    if is_causal:
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~causal, float("-inf"))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = _masked(scores + attn_mask)
+    probs = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    # A row that sees no key at all (padding) is NaN after a softmax; it has no probabilities.
+    return scores, probs.nan_to_num(nan=0.0)
+
+
+def _masked(scores: Tensor) -> Tensor:
+    """Masked entries, which families mark by a large negative number, as ``-inf``."""
+    return scores.masked_fill(scores < torch.finfo(scores.dtype).min / 4, float("-inf"))

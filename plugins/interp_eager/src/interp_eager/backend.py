@@ -1,0 +1,197 @@
+"""The eager backend: a transformers model in this process, with hooks for the time of a request."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from interp_core.address import Address
+from interp_core.errors import AddressError, BackendUnavailable, unknown_name
+from interp_core.expressions import Binding
+from interp_core.profile import ModelProfile
+from interp_core.requests import ForwardRequest, ForwardResult
+from torch import Tensor
+
+from interp_eager.attention import watched
+from interp_eager.bindings import bind
+from interp_eager.collect import Chunk, Collector
+from interp_eager.generation import EagerRun
+from interp_eager.layout import Layout, find_layout
+from interp_eager.program import Program, compile_program
+from interp_eager.taps import Taps, installed
+from interp_eager.weights import load_weights
+
+__all__ = ["EagerBackend"]
+
+_MAX_BATCH_TOKENS: Final = 16384
+"""Tokens of one padded forward; longer lists of prompts run as several."""
+
+
+class EagerBackend:
+    """Executes validated requests on a transformers model. See :class:`interp_core.backend.Backend`."""
+
+    def __init__(self, profile: ModelProfile, options: Mapping[str, Any]) -> None:
+        architecture = profile.architecture
+        if architecture is not None and profile.backend not in architecture.bindings:
+            raise BackendUnavailable(
+                f"the architecture {architecture.name!r} (of {architecture.owner}) does not say yet where its tensors "
+                f"are on backend {profile.backend!r}, so it can be inspected and not run; it binds: "
+                f"{', '.join(sorted(architecture.bindings)) or 'no backend'}"
+            )
+        self.profile = profile
+        self.options = options
+        self.model: Any = None
+        self.layout: Layout = Layout({})
+        self.end_tokens: frozenset[int] = frozenset()
+        self._keeps_logits = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the input embeddings are."""
+        found: torch.device = self.model.get_input_embeddings().weight.device
+        return found
+
+    def warmup(self) -> None:
+        """Load the weights and find the modules."""
+        model = load_weights(self.profile.model_id, self.profile.facts, self.options)
+        if self.profile.facts.structure_known:
+            self.layout = find_layout(model, self.profile.facts)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.end_tokens = _end_tokens(model, self.profile)
+        self.model = model
+
+    def shutdown(self) -> None:
+        """Drop the model."""
+        self.model, self.layout = None, Layout({})
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
+        """One forward per batch of requests, padded on the right."""
+        results: list[ForwardResult] = []
+        for batch in _batches(requests):
+            results.extend(self._forward(batch))
+        return results
+
+    def generate(self, request: ForwardRequest) -> EagerRun:
+        """Begin a generation."""
+        return EagerRun(self, request)
+
+    def unembed(self, rows: Any, *, raw: bool) -> Tensor:
+        """Logits of residual rows through the final norm and the unembedding."""
+        head = self.layout.module("lm_head", None)
+        weight = next(head.parameters())
+        with torch.set_grad_enabled(torch.is_tensor(rows) and rows.requires_grad):
+            hidden = rows.to(device=weight.device, dtype=weight.dtype)
+            if self.profile.facts.final_norm:
+                hidden = self.layout.module("final_norm", None)(hidden)
+            logits: Tensor = head(hidden)
+            if not raw:
+                logits = self._finished(logits)
+            return logits.to(rows.device)
+
+    def new_cache(self) -> Any:
+        """An empty key/value cache of the model's own kind."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
+
+    def step(
+        self, request: ForwardRequest, ids: tuple[int, ...], cache: Any, chunk: Chunk, collector: Collector
+    ) -> Tensor:
+        """One incremental forward; float32 logits ``[vocab]`` after the last token."""
+        program = self._program([request])
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=self.device), "past_key_values": cache}
+        if self._keeps_logits and not any(r.address.name == "lm_head" for r in request.reads):
+            inputs["logits_to_keep"] = 1
+        with torch.no_grad(), self._tapped(program, chunk, collector, stop=False):
+            logits: Tensor = self.model(**inputs, use_cache=True).logits
+        return logits[0, -1].float()
+
+    def _forward(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
+        lengths = [len(r.token_ids) for r in requests]
+        chunk = Chunk([0] * len(lengths), lengths, lengths)
+        program, collector = self._program(requests), Collector()
+        grad = not all(r.detach for r in requests)
+        stop = not program.past_blocks
+        inputs = self._padded(requests)
+        if self._keeps_logits and not any(r.address.name == "lm_head" for q in requests for r in q.reads):
+            inputs["logits_to_keep"] = 1
+        with torch.set_grad_enabled(grad), self._tapped(program, chunk, collector, stop=stop):
+            self.model(**inputs, use_cache=False)
+        return [
+            ForwardResult(rows={read.address: collector.rows(row, read.address) for read in request.reads})
+            for row, request in enumerate(requests)
+        ]
+
+    @contextmanager
+    def _tapped(self, program: Program, chunk: Chunk, collector: Collector, *, stop: bool) -> Iterator[None]:
+        modules = {layer: self.layout.module("attn", layer) for layer in program.attention}
+        taps = Taps(program, chunk, collector)
+        # The inner of the two is the one that ends a stopped forward.
+        with watched(modules, program.attention, chunk, collector), installed(taps, stop=stop):
+            yield
+
+    def _program(self, requests: Sequence[ForwardRequest]) -> Program:
+        for request in requests:
+            for address in (*(r.address for r in request.reads), *(w.address for w in request.writes)):
+                self._add_path(address)
+        return compile_program(requests, self.profile, self.layout, self._bind)
+
+    def _add_path(self, address: Address) -> None:
+        path = address.module_path
+        if path is None or address.name in self.layout.trunk:
+            return
+        known = dict(self.model.named_modules())
+        if path not in known:
+            guess = unknown_name("module", path, known) if len(known) < 20 else f"unknown module {path!r}"
+            raise AddressError(f"{address}: {guess}")
+        self.layout.trunk[address.name] = known[path]
+
+    def _bind(self, address: Address) -> Binding:
+        return bind(address, self.profile.facts, self.layout)
+
+    def _padded(self, requests: Sequence[ForwardRequest]) -> dict[str, Any]:
+        rows = [r.token_ids for r in requests]
+        width = max(map(len, rows))
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row)
+        inputs: dict[str, Any] = {"input_ids": ids.to(self.device)}
+        if any(len(row) < width for row in rows):
+            lengths = torch.tensor([len(row) for row in rows])[:, None]
+            inputs["attention_mask"] = (torch.arange(width)[None] < lengths).long().to(self.device)
+        return inputs
+
+    def _finished(self, logits: Tensor) -> Tensor:
+        """The family's own end of the unembedding, once: multiplier, then softcap."""
+        facts = self.profile.facts
+        if facts.logit_multiplier != 1.0:
+            logits = logits * facts.logit_multiplier
+        if facts.final_softcap is not None:
+            logits = torch.tanh(logits / facts.final_softcap) * facts.final_softcap
+        return logits
+
+
+def _end_tokens(model: Any, profile: ModelProfile) -> frozenset[int]:
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        return frozenset(profile.facts.eos_token_ids)
+    return frozenset(ends) if isinstance(ends, (list, tuple)) else frozenset({ends})
+
+
+def _batches(requests: Sequence[ForwardRequest]) -> list[list[ForwardRequest]]:
+    """Consecutive requests whose padded size stays within the limit."""
+    batches: list[list[ForwardRequest]] = []
+    longest = 0
+    for request in requests:
+        longest = max(longest, len(request.token_ids))
+        if batches and longest * (len(batches[-1]) + 1) <= _MAX_BATCH_TOKENS:
+            batches[-1].append(request)
+        else:
+            batches.append([request])
+            longest = len(request.token_ids)
+    return batches

@@ -1,0 +1,92 @@
+"""Points of a conventional decoder as expressions over roles: how eager reads and writes each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from interp_core.address import Address
+from interp_core.expressions import Binding, Expression, Read, Scale, Slice, Sum
+from interp_core.facts import LayerFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from interp_eager.layout import Layout
+
+__all__ = ["bind"]
+
+# Families that apply the query and key norms after heads were moved in front of positions.
+_NORM_HEADS_FIRST: Final = frozenset({"gemma3_text", "gemma3", "exaone4", "olmo3_heads"})
+
+_TRUNK: Final = {
+    "embeddings": Binding(Read("embed")),
+    "final_norm": Binding(Read("final_norm")),
+    "lm_head": Binding(Read("lm_head")),
+}
+
+
+def bind(address: Address, facts: ModelFacts, layout: Layout) -> Binding:
+    """Where a point lives. Coordinates are the caller's affair.
+
+    Raises:
+        KeyError: the point has no binding; profiles refuse such points before.
+    """
+    if address.layer is None:
+        return _TRUNK[address.name]
+    layer = facts.layers[address.layer]
+    if address.name in ("mlp_pre", "mlp_pre_linear"):
+        return Binding(_branch(address.name, layer, facts, layout))
+    if address.name == "value":
+        return Binding(_value(layer, layout))
+    if address.name == "resid_mid":
+        return _resid_mid(facts)
+    return Binding(_simple(facts)[address.name])
+
+
+def _simple(facts: ModelFacts) -> dict[str, Expression]:
+    heads_first = facts.model_type in _NORM_HEADS_FIRST
+    return {
+        "resid_pre": Read("block", "input"),
+        "attn_in": Read("attn", "input"),
+        "q_norm_in": Read("attn.q_norm", "input", heads_first=heads_first),
+        "q_norm_out": Read("attn.q_norm", heads_first=heads_first),
+        "k_norm_in": Read("attn.k_norm", "input", heads_first=heads_first),
+        "k_norm_out": Read("attn.k_norm", heads_first=heads_first),
+        "z": Read("attn.o_proj", "input"),
+        "attn_out": Read("attn.o_proj"),
+        "attn_out_post": _contribution("attn", facts.attn_post_norm, facts),
+        "mlp_in": Read("mlp", "input"),
+        "mlp_act": Read("mlp.down_proj", "input"),
+        "mlp_out": Read("mlp"),
+        "mlp_out_post": _contribution("mlp", facts.mlp_post_norm, facts),
+        "resid_post": Read("block"),
+    }
+
+
+def _contribution(sublayer: str, post_norm: bool, facts: ModelFacts) -> Expression:
+    raw = Read(f"{sublayer}_post_norm") if post_norm else Read(sublayer)
+    return raw if facts.residual_multiplier == 1.0 else Scale(raw, facts.residual_multiplier)
+
+
+def _resid_mid(facts: ModelFacts) -> Binding:
+    # The sum itself is the input of what follows; but the residual also flows past that module, so a write
+    # must go into the sum's last term.
+    read = Read("mlp_pre_norm", "input") if facts.mlp_pre_norm else Read("mlp", "input")
+    return Binding(read, Sum(Read("block", "input"), _contribution("attn", facts.attn_post_norm, facts)))
+
+
+def _value(layer: LayerFacts, layout: Layout) -> Expression:
+    if layout.has("attn.v_proj", layer.index):
+        return Read("attn.v_proj")
+    heads, kv_heads, width = layer.n_heads, layer.n_kv_heads, layer.v_head_dim
+    if layout.has("attn.qkv_per_head", layer.index):
+        # Each head's query, key and value stand side by side.
+        return Slice(Read("attn.qkv_per_head"), (heads, 3, width), (slice(None), 2))
+    skipped = heads * layer.head_dim + kv_heads * layer.head_dim
+    return Slice(Read("attn.qkv_thirds"), (skipped + kv_heads * width,), (slice(skipped, None),))
+
+
+def _branch(name: str, layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Expression:
+    if not facts.gated_mlp:
+        return Read("mlp.up_proj")
+    if layout.has("mlp.gate_up_proj", layer.index):
+        return Slice(Read("mlp.gate_up_proj"), (2, layer.d_mlp), (0 if name == "mlp_pre" else 1,))
+    return Read("mlp.gate_proj" if name == "mlp_pre" else "mlp.up_proj")

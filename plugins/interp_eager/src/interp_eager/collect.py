@@ -1,0 +1,120 @@
+"""Rows that were read, per request and address, until they are handed back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import define, field, frozen
+from interp_core.address import Address
+from torch import Tensor
+
+__all__ = ["Chunk", "Collector", "Want"]
+
+
+@frozen
+class Chunk:
+    """Which absolute positions the rows of one forward hold.
+
+    Attributes:
+        starts: absolute position of each batch row's first column.
+        lengths: number of real columns of each batch row; padding stands behind them.
+        prompt_lengths: length of each request's prompt.
+    """
+
+    starts: tuple[int, ...] = field(converter=tuple)
+    lengths: tuple[int, ...] = field(converter=tuple)
+    prompt_lengths: tuple[int, ...] = field(converter=tuple)
+
+    def full(self, columns: int) -> bool:
+        """Whether no batch row has padding."""
+        return all(n == columns for n in self.lengths)
+
+
+@frozen(eq=False)
+class Want:
+    """What one request wants of a tensor: which batch row, which positions (``None``: all), and how to keep it."""
+
+    row: int
+    positions: tuple[int, ...] | None
+    detach: bool = True
+    keep_on_device: bool = False
+
+
+@define(eq=False)
+class Collector:
+    """Gathers rows over one or several forwards."""
+
+    _rows: dict[tuple[int, Address], list[Tensor]] = field(factory=dict)
+    _blocks: dict[tuple[int, Address], list[tuple[int, Tensor]]] = field(factory=dict)
+
+    def add(self, address: Address, value: Tensor, wants: Sequence[Want], chunk: Chunk) -> None:
+        """Keep rows of ``value`` (``[batch, columns, *axes]``)."""
+        whole = self._whole(value, wants, chunk)
+        for want in wants:
+            row = whole[want.row] if whole is not None else self._some(value, want, chunk)
+            self._rows.setdefault((want.row, address), []).append(row)
+
+    def add_pairs(self, address: Address, value: Tensor, wants: Sequence[Want], chunk: Chunk) -> None:
+        """Keep rows of an attention matrix ``value`` (``[batch, *heads, query, key]``)."""
+        for want in wants:
+            start, length = chunk.starts[want.row], chunk.lengths[want.row]
+            keys = value.shape[-1]
+            # A sliding cache holds only the last keys; they end where this chunk ends.
+            first_key = max(0, start + value.shape[-2] - keys)
+            block = value[want.row, ..., :length, : min(keys, start + length - first_key)]
+            if want.positions is not None:
+                block = block[..., list(want.positions), :]
+            self._blocks.setdefault((want.row, address), []).append((first_key, _kept(block, want)))
+
+    def rows(self, row: int, address: Address, masked: float | None = None) -> Tensor:
+        """All rows of a request in token order; for attention matrices ``masked`` fills what was never computed."""
+        if (row, address) in self._rows:
+            parts = self._rows[row, address]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+        blocks = self._blocks[row, address]
+        if len(blocks) == 1:
+            return blocks[0][1]
+        return _joined(blocks, 0.0 if masked is None else masked)
+
+    def has(self, row: int, address: Address) -> bool:
+        """Whether anything was read for a request and address."""
+        return (row, address) in self._rows or (row, address) in self._blocks
+
+    def _whole(self, value: Tensor, wants: Sequence[Want], chunk: Chunk) -> Tensor | None:
+        """One copy of the whole batch where all want the same of it: much cheaper than one per request."""
+        first = wants[0]
+        same = all(w.positions == first.positions and w.detach == first.detach for w in wants)
+        if not same or len(wants) != value.shape[0] or not chunk.full(value.shape[1]):
+            return None
+        chosen = value if first.positions is None else value[:, list(first.positions)]
+        return _kept(chosen, first, fresh=first.positions is not None)
+
+    @staticmethod
+    def _some(value: Tensor, want: Want, chunk: Chunk) -> Tensor:
+        rows = value[want.row, : chunk.lengths[want.row]]
+        if want.positions is not None:
+            return _kept(rows[list(want.positions)], want, fresh=True)
+        return _kept(rows, want)
+
+
+def _kept(value: Tensor, want: Want, *, fresh: bool = False) -> Tensor:
+    """A copy that nothing of the model can change; the tensor itself where its place in the graph is wanted."""
+    if not want.detach:
+        return value
+    value = value.detach()
+    if not want.keep_on_device and value.device.type != "cpu":
+        return value.to("cpu")
+    return value if fresh else value.clone(memory_format=torch.contiguous_format)
+
+
+def _joined(blocks: list[tuple[int, Tensor]], masked: float) -> Tensor:
+    total_queries = sum(block.shape[-2] for _, block in blocks)
+    total_keys = max(first + block.shape[-1] for first, block in blocks)
+    head = blocks[0][1]
+    out = head.new_full((*head.shape[:-2], total_queries, total_keys), masked)
+    at = 0
+    for first, block in blocks:
+        out[..., at : at + block.shape[-2], first : first + block.shape[-1]] = block
+        at += block.shape[-2]
+    return out

@@ -1,0 +1,152 @@
+"""Roles to modules: where a transformers decoder keeps the parts that points are made of.
+
+Found by structure: the list of blocks by its length and place, the parts of a block by the few names that
+transformers uses for them, and which norm is which by the facts of the family. A role that a block must
+have by its facts, and does not, is an error; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import define, field
+from interp_core.errors import BackendUnavailable
+from interp_core.facts import LayerFacts, ModelFacts
+from torch import nn
+
+__all__ = ["Layout", "find_layout"]
+
+_LIST_NAMES: Final = ("layers", "h", "blocks", "block", "layer")
+_NOT_THE_TRUNK: Final = ("vision", "visual", "audio", "codec", "qformer", "encoder", "mtp", "draft")
+_FINAL_NORMS: Final = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm")
+
+_ATTENTION: Final = ("self_attn", "attn", "attention", "self_attention")
+_MLP: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
+
+_WITHIN_ATTENTION: Final[Mapping[str, tuple[str, ...]]] = {
+    "attn.o_proj": ("o_proj", "c_proj", "out_proj", "dense"),
+    "attn.v_proj": ("v_proj",),
+    "attn.qkv_thirds": ("c_attn", "qkv_proj"),
+    "attn.qkv_per_head": ("query_key_value",),
+    "attn.q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
+    "attn.k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
+}
+_WITHIN_MLP: Final[Mapping[str, tuple[str, ...]]] = {
+    "mlp.down_proj": ("down_proj", "c_proj", "dense_4h_to_h", "fc2"),
+    "mlp.gate_proj": ("gate_proj",),
+    "mlp.up_proj": ("up_proj", "c_fc", "dense_h_to_4h", "fc1"),
+    "mlp.gate_up_proj": ("gate_up_proj",),
+}
+
+
+@define(eq=False)
+class Layout:
+    """The modules of a model by role. Roles of a block are looked up per layer.
+
+    Attributes:
+        trunk: ``embed``, ``final_norm``, ``lm_head``.
+        blocks: per layer, ``block``, ``attn``, ``attn.o_proj``, ``mlp``, ``attn_post_norm``, ...
+    """
+
+    trunk: dict[str, nn.Module]
+    blocks: list[dict[str, nn.Module]] = field(factory=list)
+
+    def module(self, role: str, layer: int | None) -> nn.Module:
+        """The module of a role.
+
+        Raises:
+            BackendUnavailable: this model has no module of that role, though its facts promise one.
+        """
+        found = (self.trunk if layer is None else self.blocks[layer]).get(role)
+        if found is None:
+            where = "the trunk" if layer is None else f"layer {layer}"
+            raise BackendUnavailable(
+                f"{where} of this model has no module that serves as {role!r}, which its configuration promises; "
+                "register an Architecture that says where it is"
+            )
+        return found
+
+    def has(self, role: str, layer: int | None) -> bool:
+        """Whether there is a module of that role."""
+        return role in (self.trunk if layer is None else self.blocks[layer])
+
+
+def find_layout(model: nn.Module, facts: ModelFacts) -> Layout:
+    """The layout of a conventional decoder.
+
+    Raises:
+        BackendUnavailable: the list of blocks, or a part that facts promise, is not found.
+    """
+    path, blocks = _block_list(model, facts.n_layers)
+    trunk_module = model.get_submodule(path.rpartition(".")[0])
+    trunk: dict[str, nn.Module] = {}
+    for role, part in (
+        ("embed", model.get_input_embeddings()),
+        ("final_norm", _child(trunk_module, _FINAL_NORMS)),
+        ("lm_head", model.get_output_embeddings()),
+    ):
+        if part is not None:
+            trunk[role] = part
+    layout = Layout(trunk)
+    for layer, block in zip(facts.layers, blocks, strict=True):
+        layout.blocks.append(_block_roles(block, layer, facts))
+    return layout
+
+
+def _block_list(model: nn.Module, n_layers: int) -> tuple[str, nn.ModuleList]:
+    candidates = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) == n_layers
+        and path.rpartition(".")[2] in _LIST_NAMES
+        and not any(word in path for word in _NOT_THE_TRUNK)
+        and _child(module[0], (*_ATTENTION, *_MLP)) is not None
+    ]
+    if len(candidates) != 1:
+        found = ", ".join(path for path, _ in candidates) or "none"
+        raise BackendUnavailable(
+            f"the list of this model's {n_layers} blocks is not found by structure (candidates: {found}); "
+            "register an Architecture that says where it is"
+        )
+    return candidates[0]
+
+
+def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    for name in names:
+        found = getattr(module, name, None)
+        if isinstance(found, nn.Module):
+            return found
+    return None
+
+
+def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict[str, nn.Module]:
+    roles: dict[str, nn.Module] = {"block": block}
+    for role, names, parts in (("attn", _ATTENTION, _WITHIN_ATTENTION), ("mlp", _MLP, _WITHIN_MLP)):
+        module = _child(block, names)
+        if module is None:
+            continue
+        roles[role] = module
+        for inner, inner_names in parts.items():
+            part = _child(module, inner_names)
+            if part is not None:
+                roles[inner] = part
+    roles |= _norm_roles(block, facts)
+    return roles
+
+
+def _norm_roles(block: nn.Module, facts: ModelFacts) -> dict[str, nn.Module]:
+    """Which norm is which depends on how many there are: ``post_attention_layernorm`` is two different things."""
+    names: dict[str, tuple[str, ...]] = {}
+    if facts.attn_post_norm:
+        names["attn_post_norm"] = ("post_self_attn_layernorm", "post_attention_layernorm")
+    if facts.mlp_post_norm:
+        names["mlp_post_norm"] = ("post_mlp_layernorm", "post_feedforward_layernorm")
+    if facts.mlp_pre_norm:
+        plain = ("post_attention_layernorm", "ln_2", "post_attention_norm")
+        names["mlp_pre_norm"] = ("pre_feedforward_layernorm", "pre_mlp_layernorm") if facts.attn_post_norm else plain
+        if hasattr(block, "post_self_attn_layernorm"):
+            names["mlp_pre_norm"] = ("post_attention_layernorm",)
+    found = {role: _child(block, options) for role, options in names.items()}
+    return {role: module for role, module in found.items() if module is not None}

@@ -1,0 +1,103 @@
+"""The entry point: what the eager backend is, without importing torch or transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from interp_core.backend import Availability, BackendSpec, OptionSpec
+from interp_core.facts import ModelFacts
+from interp_core.gradients import GradSupport
+from interp_core.hookspecs import hookimpl
+from interp_core.points import PointSupport, hook, recompute, unsupported
+
+__all__ = ["interp_backends"]
+
+_READ_ONLY_ROUTER = (
+    "transformers' routers return logits, weights and indices together, so changed logits would not change the choice"
+)
+_ROUTER = unsupported("the eager backend does not serve the points inside a mixture of experts yet")
+
+POINTS: Mapping[str, PointSupport] = {
+    **dict.fromkeys(
+        "embeddings resid_pre attn_in q_norm_in q_norm_out k_norm_in k_norm_out value z attn_out attn_out_post "
+        "resid_mid mlp_in mlp_pre mlp_pre_linear mlp_act mlp_out mlp_out_post resid_post final_norm".split(),
+        hook(),
+    ),
+    "attn_gate": unsupported("the eager backend does not serve attention gates yet"),
+    "attn_scores": recompute(why="the softmax's input is not kept by the kernel; write to z or attn_out instead"),
+    "attn_probs": recompute(why="the eager backend does not write attention matrices yet; write to z or attn_out"),
+    "router_logits": _ROUTER,
+    "expert_weights": _ROUTER,
+    "expert_indices": _ROUTER,
+    "lm_head": hook(writable=False, why="nothing of the model reads the logits; steer final_norm instead"),
+}
+
+OPTIONS = (
+    OptionSpec(
+        name="requires_grad",
+        help="Let weights require gradients, so that captures with detach=False stay in the graph.",
+        types=(bool,),
+        default=False,
+    ),
+    OptionSpec(
+        name="attn_implementation",
+        help="transformers' attention implementation; None lets transformers choose (eager where a softcap needs it).",
+        types=(str,),
+        choices=("eager", "sdpa"),
+    ),
+    OptionSpec(name="revision", help="Branch, tag or commit on the hub.", types=(str,)),
+)
+
+CAPABILITIES = frozenset(
+    "capture steer logit_lens raw_logits step_logits attention apply module_path".split()
+)
+
+
+@hookimpl
+def interp_backends() -> Sequence[BackendSpec]:
+    """The one backend of this plugin."""
+    return [
+        BackendSpec(
+            name="eager",
+            summary="Hugging Face transformers in this process, with Python hooks.",
+            factory="interp_eager.backend:EagerBackend",
+            probe=probe,
+            points=POINTS,
+            capabilities=CAPABILITIES,
+            rank=10,
+            options=OPTIONS,
+            grad=grad_support,
+            demo_model="interp_eager.demo_model:prepare",
+        )
+    ]
+
+
+def probe() -> Availability:
+    """Whether torch and transformers are installed; neither is imported."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        return Availability(False, f"{' and '.join(missing)} not installed: pip install interp-eager")
+    return Availability(True)
+
+
+def grad_support(facts: ModelFacts, options: Mapping[str, Any]) -> GradSupport:
+    """Gradients flow where the weights were asked to require them and no quantised kernel stands between."""
+    if facts.quantization:
+        return GradSupport(
+            through_forward=False,
+            blockers=(f"the checkpoint is quantised ({facts.quantization}), and its kernels have no backward",),
+            remedy="load an unquantised checkpoint with requires_grad=True",
+        )
+    if not options.get("requires_grad"):
+        return GradSupport(
+            through_forward=False,
+            blockers=("the weights are frozen, so autograd records nothing",),
+            remedy="load_model(..., backend='eager', requires_grad=True)",
+        )
+    caveats = ["captured tensors stay in the graph only with detach=False"]
+    if options.get("dtype") == "float16":
+        caveats.append("float16 gradients overflow easily; use bfloat16 or float32")
+    return GradSupport(through_forward=True, caveats=caveats)

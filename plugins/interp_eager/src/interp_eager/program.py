@@ -1,0 +1,184 @@
+"""From validated requests to work at module sites: which tensors to change and read, where, in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attrs import define, field, frozen
+from interp_core.address import COORDINATE_AXES, Address
+from interp_core.expressions import Binding, Expression, Read, Sum, leaves
+from interp_core.points import PointSpec
+from interp_core.profile import ModelProfile
+from interp_core.requests import ForwardRequest, Write
+from torch import Tensor, nn
+
+from interp_eager.collect import Want
+from interp_eager.layout import Layout
+
+__all__ = ["ATTENTION_POINTS", "Program", "ReadJob", "Site", "SiteKey", "WriteJob", "axes_of", "compile_program", "select"]
+
+ATTENTION_POINTS = frozenset({"attn_scores", "attn_probs"})
+
+SiteKey = tuple[int, str, int]
+"""Module identity, side, slot."""
+
+
+@frozen(eq=False)
+class ReadJob:
+    """One address to read when its last site is reached."""
+
+    address: Address
+    expression: Expression
+    axes: tuple[int, ...]
+    coordinates: tuple[tuple[int, int], ...]
+    wants: tuple[Want, ...]
+
+
+@frozen(eq=False)
+class WriteJob:
+    """All writes to one point (whatever their coordinates), in order, each with its batch row."""
+
+    expression: Expression
+    axes: tuple[int, ...]
+    items: tuple[tuple[int, Write, tuple[tuple[int, int], ...]], ...]
+
+
+@define(eq=False)
+class Site:
+    """Everything to be done at one side of one module, in this order.
+
+    Writes of points that live here come first, then reads, then writes that are only carried by this
+    tensor for the sake of a sum: so a read of a contribution never shows what was added for ``resid_mid``.
+    """
+
+    module: nn.Module
+    leaf: Read
+    layer: int | None
+    kept: bool = False
+    direct: list[WriteJob] = field(factory=list)
+    reads: list[ReadJob] = field(factory=list)
+    carried: list[WriteJob] = field(factory=list)
+
+    @property
+    def key(self) -> SiteKey:
+        """What identifies the site."""
+        return id(self.module), self.leaf.side, self.leaf.slot
+
+
+@define(eq=False)
+class Program:
+    """Sites with work, attention matrices wanted per layer, and how far the forward must go."""
+
+    layout: Layout
+    sites: dict[SiteKey, Site] = field(factory=dict)
+    attention: dict[int, list[ReadJob]] = field(factory=dict)
+    last_layer: int = -1
+    past_blocks: bool = False
+
+    def site(self, leaf: Read, layer: int | None) -> Site:
+        """The site of a leaf, made if it is new."""
+        module = self.layout.module(leaf.role, None if leaf.role in self.layout.trunk else layer)
+        return self.sites.setdefault((id(module), leaf.side, leaf.slot), Site(module, leaf, layer))
+
+    def key(self, leaf: Read, layer: int | None) -> SiteKey:
+        """The key of a leaf's site."""
+        return self.site(leaf, layer).key
+
+
+def compile_program(
+    requests: Sequence[ForwardRequest],
+    profile: ModelProfile,
+    layout: Layout,
+    bind: Callable[[Address], Binding],
+) -> Program:
+    """Work for one batch of requests; batch row ``i`` is ``requests[i]``."""
+    program = Program(layout)
+    for address, wants in _reads(requests).items():
+        _add_read(program, address, wants, profile, bind)
+    for address, items in _writes(requests).items():
+        _add_write(program, address, items, profile, bind)
+    return program
+
+
+def select(value: Tensor, axes: tuple[int, ...], coordinates: tuple[tuple[int, int], ...]) -> Tensor:
+    """``[..., width]`` as ``[..., *axes]`` with the coordinates' axes indexed away."""
+    if len(axes) > 1:
+        value = value.unflatten(-1, axes)
+    lead = value.dim() - len(axes)
+    for axis, index in sorted(coordinates, reverse=True):
+        value = value.select(lead + axis, index)
+    return value
+
+
+def axes_of(profile: ModelProfile, address: Address) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Sizes of a point's axes, and ``(axis number, index)`` per coordinate."""
+    spec: PointSpec = profile.specs[address.name]
+    sizes = tuple(profile.facts.axis_size(axis, address.layer) for axis in spec.axes)
+    return sizes, tuple((spec.axes.index(COORDINATE_AXES[name]), index) for name, index in address.coordinates)
+
+
+def _reads(requests: Sequence[ForwardRequest]) -> dict[Address, list[Want]]:
+    found: dict[Address, list[Want]] = {}
+    for row, request in enumerate(requests):
+        for read in request.reads:
+            want = Want(row, read.positions, request.detach, request.keep_on_device)
+            found.setdefault(read.address, []).append(want)
+    return found
+
+
+def _writes(requests: Sequence[ForwardRequest]) -> dict[Address, list[tuple[int, Write]]]:
+    found: dict[Address, list[tuple[int, Write]]] = {}
+    for row, request in enumerate(requests):
+        for write in request.writes:
+            found.setdefault(write.address.bare(), []).append((row, write))
+    return found
+
+
+def _add_read(
+    program: Program, address: Address, wants: list[Want], profile: ModelProfile, bind: Callable[[Address], Binding]
+) -> None:
+    if address.module_path is not None:
+        site = program.site(Read(address.name), None)
+        site.reads.append(ReadJob(address, site.leaf, (), (), tuple(wants)))
+        program.past_blocks = True
+        return
+    axes, coordinates = axes_of(profile, address)
+    if address.layer is None:
+        program.past_blocks = program.past_blocks or address.name != "embeddings"
+    else:
+        program.last_layer = max(program.last_layer, address.layer)
+    if address.name in ATTENTION_POINTS:
+        assert address.layer is not None  # noqa: S101 - by the point's scope
+        job = ReadJob(address, Read("attn"), axes, coordinates, tuple(wants))
+        program.attention.setdefault(address.layer, []).append(job)
+        return
+    expression = bind(address.bare()).read
+    job = ReadJob(address, expression, axes, coordinates, tuple(wants))
+    _last_site(program, expression, address.layer).reads.append(job)
+
+
+def _add_write(
+    program: Program,
+    address: Address,
+    items: list[tuple[int, Write]],
+    profile: ModelProfile,
+    bind: Callable[[Address], Binding],
+) -> None:
+    if address.module_path is not None:
+        site = program.site(Read(address.name), None)
+        site.direct.append(WriteJob(site.leaf, (), tuple((row, write, ()) for row, write in items)))
+        return
+    axes, _ = axes_of(profile, address)
+    placed = tuple((row, write, axes_of(profile, write.address)[1]) for row, write in items)
+    expression = bind(address).writes_through
+    site = _last_site(program, expression, address.layer)
+    jobs = site.carried if isinstance(expression, Sum) else site.direct
+    jobs.append(WriteJob(expression, axes, placed))
+
+
+def _last_site(program: Program, expression: Expression, layer: int | None) -> Site:
+    *earlier, last = leaves(expression)
+    for leaf in earlier:
+        program.site(leaf, layer).kept = True
+    return program.site(last, layer)
+

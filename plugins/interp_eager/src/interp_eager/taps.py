@@ -1,0 +1,184 @@
+"""Hooks on modules for the time of one forward: install, work, remove, also after an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import define, field
+from interp_core.arithmetic import apply_operation
+from interp_core.errors import InterpError, RequestError
+from interp_core.expressions import Read, read_value, write_value
+from interp_core.operations import Apply
+from torch import Tensor, nn
+
+from interp_eager.collect import Chunk, Collector
+from interp_eager.program import Program, ReadJob, Site, SiteKey, WriteJob, select
+
+__all__ = ["StopForward", "Taps", "installed"]
+
+
+class StopForward(Exception):  # noqa: N818 - not an error: it ends a forward whose rest nobody asked for.
+    """Raised in a hook once everything that was wanted has been read."""
+
+
+@define(eq=False)
+class Taps:
+    """The state of one forward with work at its sites."""
+
+    program: Program
+    chunk: Chunk
+    collector: Collector
+    _scratch: dict[SiteKey, Tensor] = field(factory=dict)
+
+    def visit(self, site: Site, raw: Tensor) -> Tensor | None:
+        """Do a site's work on its tensor; the tensor to put in its place, or ``None`` to leave it."""
+        tensor = rows = _as_rows(raw, site.leaf, len(self.chunk.starts))
+        for write in site.direct:
+            tensor = self._write(site, write, tensor)
+        if site.kept:
+            self._scratch[site.key] = tensor
+        for read in site.reads:
+            self._read(site, read, tensor)
+        for write in site.carried:
+            tensor = self._write(site, write, tensor)
+        return None if tensor is rows else _as_raw(tensor, raw, site.leaf)
+
+    def _leaf(self, site: Site, tensor: Tensor) -> Callable[[Read], Tensor]:
+        def value(leaf: Read) -> Tensor:
+            key = self.program.key(leaf, site.layer)
+            return tensor if key == site.key else self._scratch[key]
+
+        return value
+
+    def _read(self, site: Site, job: ReadJob, tensor: Tensor) -> None:
+        value = read_value(job.expression, self._leaf(site, tensor))
+        if job.axes:
+            value = select(value, job.axes, job.coordinates)
+        self.collector.add(job.address, value, job.wants, self.chunk)
+
+    def _write(self, site: Site, job: WriteJob, tensor: Tensor) -> Tensor:
+        leaf = self._leaf(site, tensor)
+        old = read_value(job.expression, leaf)
+        new = old.clone()
+        changed = False
+        for row, write, coordinates in job.items:
+            where = write.where.rows(self.chunk.starts[row], self.chunk.lengths[row], self.chunk.prompt_lengths[row])
+            if where == []:
+                continue
+            changed = True
+            target = select(new[row], job.axes, coordinates) if job.axes else new[row]
+            target[where] = _operated(write.operation, target[where])
+        if not changed:
+            return tensor
+        result: Tensor = write_value(job.expression, leaf, old, new)
+        return result
+
+
+def _operated(operation: Any, rows: Tensor) -> Tensor:
+    # Operations work on flat rows; a callable sees the rows as the point's axes have them.
+    given = rows.clone() if isinstance(operation, Apply) else rows.reshape(rows.shape[0], -1)
+    try:
+        out = apply_operation(operation, given)
+    except InterpError:
+        raise
+    except Exception as error:
+        raise RequestError(f"{type(operation).__name__} at {operation.address} failed: {error}") from error
+    if not isinstance(out, Tensor) or out.numel() != rows.numel():
+        shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise RequestError(
+            f"{type(operation).__name__} at {operation.address} gave {shape} for rows of shape {list(rows.shape)}"
+        )
+    return out.reshape(rows.shape)
+
+
+def _as_rows(raw: Tensor, leaf: Read, batch: int) -> Tensor:
+    """Any of the shapes that modules use as ``[batch, columns, width]``."""
+    if leaf.heads_first:
+        raw = raw.transpose(1, 2)
+    if raw.dim() == 4:
+        return raw.flatten(2)
+    if raw.dim() == 2:
+        return raw.unflatten(0, (batch, -1))
+    return raw
+
+
+def _as_raw(rows: Tensor, raw: Tensor, leaf: Read) -> Tensor:
+    if leaf.heads_first:
+        return rows.reshape(raw.transpose(1, 2).shape).transpose(1, 2)
+    return rows.reshape(raw.shape)
+
+
+@contextmanager
+def installed(taps: Taps, *, stop: bool = False) -> Iterator[None]:
+    """Hooks of ``taps`` on the model inside the block; with ``stop``, the forward ends at the last one needed.
+
+    Raises:
+        RequestError: an operation failed inside the forward.
+        InterpError: a hook did not fire, as in a compiled forward.
+    """
+    fired: set[SiteKey] = set()
+    handles = [_hook(site, taps, fired) for site in taps.program.sites.values()]
+    if stop:
+        handles.append(_stop_hook(taps.program))
+    try:
+        yield
+    except StopForward:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    silent = [site.leaf.role for key, site in taps.program.sites.items() if key not in fired]
+    if silent:
+        raise InterpError(
+            f"hooks on {', '.join(sorted(set(silent)))} never fired: the forward is compiled or skips these modules. "
+            "Load the model without torch.compile"
+        )
+
+
+def _hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        fired.add(site.key)
+        name, raw = _argument(site.leaf.slot, args, kwargs)
+        new = taps.visit(site, raw)
+        if new is None:
+            return None
+        if isinstance(name, int):
+            return (*args[:name], new, *args[name + 1 :]), kwargs
+        return args, {**kwargs, name: new}
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        fired.add(site.key)
+        slot = site.leaf.slot
+        raw = output if isinstance(output, Tensor) else output[slot]
+        new = taps.visit(site, raw)
+        if new is None or isinstance(output, Tensor):
+            return new
+        return type(output)((*output[:slot], new, *output[slot + 1 :]))
+
+    if site.leaf.side == "input":
+        return site.module.register_forward_pre_hook(before, with_kwargs=True)
+    return site.module.register_forward_hook(after)
+
+
+def _argument(slot: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor]:
+    """A module's input: a positional argument, or the keyword that transformers uses for it."""
+    if slot < len(args) and isinstance(args[slot], Tensor):
+        return slot, args[slot]
+    if "hidden_states" in kwargs:
+        return "hidden_states", kwargs["hidden_states"]
+    for name, value in kwargs.items():
+        if torch.is_tensor(value):
+            return name, value
+    raise InterpError("a module was called without a tensor where one was expected")
+
+
+def _stop_hook(program: Program) -> Any:
+    last = max(program.last_layer, 0)
+
+    def end(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        raise StopForward
+
+    return program.layout.module("block", last).register_forward_hook(end)

@@ -1,0 +1,3 @@
+"""The vLLM backends of interp-core."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,423 @@
+"""Facts read from configurations alone: values, defaults, refusals, and every class that transformers has."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from transformers.models.auto import modeling_auto  # noqa: E402
+
+import interp_core.facts_reader as reader  # noqa: E402
+from interp_core.errors import ModelUnavailable  # noqa: E402
+from interp_core.facts import ModelFacts  # noqa: E402
+from interp_core.facts_reader import read_facts  # noqa: E402
+from interp_core.families import FAMILIES  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+
+CAUSAL = tuple(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+WRAPPERS = tuple(
+    dict.fromkeys(
+        (
+            *modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+            *modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        )
+    )
+)
+# These classes have no defaults: transformers itself raises before we are asked.
+WITHOUT_DEFAULTS = {"musicgen", "musicgen_melody", "vision-encoder-decoder"}
+
+
+def config(model_type: str, **values: Any) -> Any:
+    return transformers.CONFIG_MAPPING[model_type](**values)
+
+
+def facts(model_type: str, **values: Any) -> ModelFacts:
+    return read_facts(config(model_type, **values))
+
+
+def plain(**values: Any) -> SimpleNamespace:
+    """A configuration of no known class: nothing but attributes."""
+    base = {"model_type": "plain", "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 50}
+    return SimpleNamespace(**{**base, "num_attention_heads": 4, "intermediate_size": 80, **values})
+
+
+# --- every class that transformers has
+
+
+@pytest.mark.parametrize("model_type", dict.fromkeys(CAUSAL + WRAPPERS))
+def test_default_configurations_give_consistent_facts_or_one_error(model_type: str) -> None:
+    try:
+        instance = config(model_type)
+    except Exception:
+        assert model_type in WITHOUT_DEFAULTS
+        return
+    try:
+        found = read_facts(instance)
+    except ModelUnavailable as refused:
+        assert repr(instance.model_type) in str(refused)
+        return
+    _check_consistent(found)
+
+
+def _check_consistent(found: ModelFacts) -> None:
+    assert found.n_layers == len(found.layers) > 0
+    assert [layer.index for layer in found.layers] == list(range(found.n_layers))
+    assert min(found.d_model, found.vocab_size, found.n_streams) > 0
+    assert found.max_positions is None or found.max_positions > 0
+    assert found.norm in ("rms", "layer")
+    assert 0 < found.norm_eps < 1e-2
+    for layer in found.layers:
+        widths = (layer.n_heads, layer.n_kv_heads, layer.head_dim, layer.v_head_dim)
+        assert min(widths) > 0 if layer.softmax else widths == (0, 0, 0, 0)
+        assert not layer.softmax or layer.n_heads % layer.n_kv_heads == 0
+        assert (layer.d_mlp > 0) == (layer.mlp == "dense")
+        assert (layer.n_experts > 0) == (layer.mlp == "sparse")
+        assert layer.top_k <= layer.n_experts
+        assert layer.window is None or layer.window > 0
+        assert layer.kv_shared_from is None or layer.kv_shared_from < layer.index
+    assert not (found.structure_known and found.n_streams > 1)
+    assert json.loads(json.dumps(found.describe()))["n_layers"] == found.n_layers
+
+
+def test_the_sweep_finds_what_it_should() -> None:
+    known, refused = set(), set()
+    for model_type in dict.fromkeys(CAUSAL + WRAPPERS):
+        if model_type not in WITHOUT_DEFAULTS:
+            try:
+                found = facts(model_type)
+            except ModelUnavailable:
+                refused.add(model_type)
+            else:
+                known |= {model_type} if found.structure_known else set()
+    assert {"bart", "t5gemma2", "pi0"} <= refused
+    assert {"llama", "gemma3", "qwen2_5_vl", "llava", "fuyu"} <= known
+    assert len(known) > 100
+    assert len(refused) < 30
+
+
+def test_every_row_belongs_to_a_model_type_that_exists() -> None:
+    assert set(FAMILIES) <= set(transformers.CONFIG_MAPPING)
+
+
+def test_the_default_configurations_of_the_rows() -> None:
+    wanted = {
+        "llama": (32, 4096, 32, 32, 128, 11008, 32000),
+        "qwen2": (32, 4096, 32, 32, 128, 22016, 151936),
+        "qwen3": (32, 4096, 32, 32, 128, 22016, 151936),
+        "mistral": (32, 4096, 32, 8, 128, 14336, 32000),
+        "gemma": (28, 3072, 16, 16, 256, 24576, 256000),
+        "gemma2": (26, 2304, 8, 4, 256, 9216, 256000),
+        "gemma3_text": (26, 2304, 8, 4, 256, 9216, 262208),
+        "gpt2": (12, 768, 12, 12, 64, 3072, 50257),
+        "gpt_neox": (44, 6144, 64, 64, 96, 24576, 50432),
+        "olmo": (32, 4096, 32, 32, 128, 11008, 50304),
+        "olmo2": (32, 4096, 32, 32, 128, 11008, 50304),
+        "falcon": (32, 4544, 71, 1, 64, 18176, 65024),
+        "gptj": (28, 4096, 16, 16, 256, 16384, 50400),
+        "mixtral": (32, 4096, 32, 8, 128, 0, 32000),
+    }
+    for model_type, numbers in wanted.items():
+        f = facts(model_type)
+        got = (f.n_layers, f.d_model, f.n_heads, f.n_kv_heads, f.head_dim, f.d_mlp, f.vocab_size)
+        assert got == numbers, model_type
+
+
+# --- what is read from where
+
+
+def test_nothing_but_attributes_is_needed() -> None:
+    found = read_facts(plain())
+    assert (found.n_layers, found.d_model, found.head_dim, found.n_kv_heads, found.d_mlp) == (2, 32, 8, 4, 80)
+    assert not found.structure_known
+    assert read_facts(plain(model_type="llama")).structure_known
+
+
+@pytest.mark.parametrize("absent", [{}, {"head_dim": None}, {"num_key_value_heads": None}])
+def test_absent_and_empty_keys_take_the_default(absent: dict[str, Any]) -> None:
+    found = read_facts(plain(**absent))
+    assert (found.head_dim, found.n_kv_heads, found.v_head_dim) == (8, 4, 8)
+
+
+def test_a_key_that_raises_is_not_stated() -> None:
+    class Raises(SimpleNamespace):
+        @property
+        def head_dim(self) -> int:
+            raise RuntimeError("per layer")
+
+        @property
+        def num_kv_shared_layers(self) -> int:
+            raise KeyError("not yet")
+
+    found = read_facts(Raises(**vars(plain())))
+    assert (found.head_dim, found.layers[0].kv_shared_from) == (8, None)
+
+
+def test_widths_per_layer() -> None:
+    found = facts("gemma4_text", num_hidden_layers=6)
+    assert [layer.head_dim for layer in found.layers] == [256] * 5 + [512]
+    with pytest.raises(Exception, match="per-layer"):
+        _ = config("gemma4_text").head_dim  # the control: the configuration itself does not answer
+    own = facts("llama", num_hidden_layers=3, per_layer_config={1: {"intermediate_size": 7, "num_key_value_heads": 4}})
+    assert [(layer.d_mlp, layer.n_kv_heads) for layer in own.layers] == [(11008, 32), (7, 4), (11008, 32)]
+
+
+def test_windows_as_the_configurations_resolve_them() -> None:
+    def windows(model_type: str, **values: Any) -> list[int | None]:
+        return [layer.window for layer in facts(model_type, num_hidden_layers=4, **values).layers]
+
+    assert windows("mistral", sliding_window=7) == [7] * 4
+    assert windows("mistral", sliding_window=None) == [None] * 4
+    assert windows("qwen2", sliding_window=7) == [None] * 4, "set, but not switched on"
+    assert windows("qwen2", sliding_window=7, use_sliding_window=True, max_window_layers=3) == [None, None, None, 7]
+    assert windows("qwen2_moe", sliding_window=7, use_sliding_window=False) == [None] * 4
+    assert windows("gemma2", sliding_window=7) == [7, None, 7, None]
+    assert windows("llama", sliding_window=7) == [None] * 4, "its code reads no window"
+    chunked = facts("llama4_text", num_hidden_layers=4, attention_chunk_size=9)
+    assert [(layer.mixer, layer.window) for layer in chunked.layers][-2:] == [
+        ("chunked_attention", 9),
+        ("full_attention", None),
+    ]
+
+
+def test_kinds_of_mixers() -> None:
+    def mixers(model_type: str, **values: Any) -> list[str]:
+        return [layer.mixer for layer in facts(model_type, **values).layers]
+
+    assert set(mixers("mamba")) == {"state_space"}
+    assert mixers("jamba")[3:6] == ["state_space", "full_attention", "state_space"]
+    assert mixers("qwen3_next")[2:4] == ["linear_attention", "full_attention"]
+    assert mixers("recurrent_gemma")[:3] == ["recurrent", "recurrent", "sliding_attention"]
+    assert mixers("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"]) == [
+        "convolution",
+        "full_attention",
+    ]
+    assert facts("mllama").layers[3].mixer == "cross_attention"
+    blocks = facts("nemotron_h").layers
+    assert [(layer.mixer, layer.mlp) for layer in blocks] == [
+        ("state_space", "none"),
+        ("none", "sparse"),
+        ("full_attention", "none"),
+        ("none", "dense"),
+    ]
+
+
+def test_which_layers_are_sparse() -> None:
+    def sparse(model_type: str, **values: Any) -> list[int]:
+        layers = facts(model_type, num_hidden_layers=6, **values).layers
+        return [layer.index for layer in layers if layer.mlp == "sparse"]
+
+    assert sparse("glm4_moe", first_k_dense_replace=2) == [2, 3, 4, 5]
+    assert sparse("qwen3_moe", mlp_only_layers=[1], decoder_sparse_step=2) == [3, 5]
+    assert sparse("jamba", expert_layer_period=3, expert_layer_offset=1) == [1, 4]
+    assert sparse("ernie4_5_moe", moe_layer_start_index=1, moe_layer_end_index=4, moe_layer_interval=2) == [1, 3]
+    assert sparse("mellum", mlp_layer_types=["dense", "sparse"] * 3) == [1, 3, 5]
+    assert sparse("lfm2_moe", layer_types=["conv"] * 6, num_dense_layers=5) == [5]
+    assert sparse("mixtral") == [0, 1, 2, 3, 4, 5]
+    assert sparse("llama") == []
+
+
+def test_factors() -> None:
+    granite = facts(
+        "granite", embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0, attention_multiplier=0.1
+    )
+    assert (granite.embedding_scale, granite.embedding_scale_inside) == (12.0, False)
+    assert (granite.residual_multiplier, granite.logit_multiplier, granite.attn_scale) == (0.22, 0.125, 0.1)
+    assert facts("hyperclovax", logits_scaling=8.0).logit_multiplier == 8.0, "the same key multiplies here"
+    assert facts("cohere", logit_scale=0.25).logit_multiplier == 0.25
+    gemma = facts("gemma2", hidden_size=64, query_pre_attn_scalar=16)
+    assert (gemma.embedding_scale, gemma.embedding_scale_inside, gemma.attn_scale) == (8.0, True, 0.25)
+    assert (gemma.attn_softcap, gemma.final_softcap) == (50.0, 30.0)
+    assert facts("llama").attn_scale is None
+
+
+def test_streams_are_seen_by_their_keys_and_never_claimed() -> None:
+    for key in ("hc_mult", "hc_count", "altup_num_inputs"):
+        found = read_facts(plain(model_type="llama", **{key: 4}))
+        assert (found.n_streams, found.structure_known) == (4, False)
+    assert read_facts(plain(model_type="llama", hc_mult=1)).structure_known
+
+
+def test_special_ids_dtype_and_quantisation() -> None:
+    found = facts("llama", eos_token_id=[7, 9], bos_token_id=3, dtype="bfloat16", tie_word_embeddings=True)
+    assert (found.eos_token_ids, found.bos_token_id, found.dtype) == ((7, 9), 3, "bfloat16")
+    assert (found.tied_embeddings, found.quantization) == (True, None)
+    assert facts("llama", eos_token_id=None).eos_token_ids == ()
+    packed = facts("llama", quantization_config={"quant_method": "fp8"}, architectures=["LlamaForCausalLM"])
+    assert (packed.quantization, packed.architecture) == ("fp8", "LlamaForCausalLM")
+
+
+def test_longest_sequences() -> None:
+    assert facts("gpt2").max_positions == 1024
+    assert facts("mamba").max_positions is None
+    assert facts("falcon", alibi=True).max_positions is None
+    assert (facts("falcon", alibi=True).positions, facts("falcon").positions) == ("alibi", "rotary")
+
+
+# --- wrappers
+
+
+@pytest.mark.parametrize(
+    ("model_type", "path", "trunk"),
+    [
+        ("gemma3", "text_config", "gemma3_text"),
+        ("llava", "text_config", "llama"),
+        ("qwen2_5_vl", "text_config", "qwen2_5_vl_text"),
+        ("qwen2_5_omni", "thinker_config.text_config", "qwen2_5_omni_text"),
+        ("gemma3_text", "", "gemma3_text"),
+    ],
+)
+def test_the_text_model_of_a_wrapper(model_type: str, path: str, trunk: str) -> None:
+    found = facts(model_type)
+    assert (found.outer_model_type, found.text_path, found.model_type) == (model_type, path, trunk)
+    assert found.structure_known
+
+
+def test_wrappers_of_other_people() -> None:
+    inner = plain(model_type="qwen2", num_hidden_layers=3)
+    found = read_facts(SimpleNamespace(model_type="remote_chat", llm_config=inner))
+    assert (found.text_path, found.n_layers, found.outer_model_type) == ("llm_config", 3, "remote_chat")
+    nested = SimpleNamespace(model_type="outer", thinker_config=SimpleNamespace(text_config=inner))
+    assert read_facts(nested).text_path == "thinker_config.text_config"
+
+
+def test_a_factor_on_the_logits_is_the_wrappers_own_affair() -> None:
+    text = plain(model_type="cohere", logit_scale=0.25)
+    assert read_facts(text).logit_multiplier == 0.25
+    bare = read_facts(SimpleNamespace(model_type="aya_vision", text_config=text))
+    assert (bare.logit_multiplier, bare.structure_known) == (1.0, True)
+    unknown = read_facts(SimpleNamespace(model_type="remote_chat", text_config=text))
+    assert not unknown.structure_known, "nobody has read what that wrapper does with it"
+    scaled = plain(model_type="hyperclovax", logits_scaling=8.0)
+    kept = read_facts(SimpleNamespace(model_type="hyperclovax_vision_v2", text_config=scaled))
+    assert (kept.logit_multiplier, kept.structure_known) == (8.0, True)
+
+
+def test_the_whole_model_decides_whether_embeddings_are_tied() -> None:
+    text = plain(model_type="llama", tie_word_embeddings=True)
+    assert (
+        read_facts(SimpleNamespace(model_type="w", text_config=text, tie_word_embeddings=False)).tied_embeddings
+        is False
+    )
+    assert read_facts(SimpleNamespace(model_type="w", text_config=text)).tied_embeddings is True
+
+
+# --- forms of a family that its row does not describe
+
+
+def test_a_row_holds_only_for_the_form_that_it_describes() -> None:
+    assert facts("opt").structure_known
+    assert not facts("opt", do_layer_norm_before=False).structure_known
+    assert not facts("opt", word_embed_proj_dim=512).structure_known
+    assert not facts("gpt2", scale_attn_by_inverse_layer_idx=True).structure_known
+    assert not facts("hyperclovax", use_post_norm=False).structure_known
+
+
+def test_parallel_blocks() -> None:
+    def parallel(model_type: str, **values: Any) -> set[bool]:
+        return {layer.parallel for layer in facts(model_type, **values).layers}
+
+    assert parallel("gpt_neox") == {True}
+    assert parallel("gpt_neox", use_parallel_residual=False) == {False}
+    assert parallel("cohere") == parallel("gptj") == parallel("phi") == {True}
+    assert parallel("falcon", parallel_attn=False) == {False}
+    assert parallel("llama") == {False}
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize("model_type", ["vit", "siglip_vision_model", "whisper", "t5", "bart"])
+def test_what_is_no_decoder_is_refused_by_name(model_type: str) -> None:
+    with pytest.raises(ModelUnavailable) as refused:
+        facts(model_type)
+    message = str(refused.value)
+    assert repr(model_type) in message
+    assert "decoder" in message
+
+
+@pytest.mark.parametrize(
+    ("missing", "looked_for"),
+    [("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("vocab_size", "vocab_size")],
+)
+def test_a_missing_dimension_is_named_with_what_was_looked_for(missing: str, looked_for: str) -> None:
+    values = vars(plain())
+    del values[missing]
+    with pytest.raises(ModelUnavailable, match=looked_for) as refused:
+        read_facts(SimpleNamespace(**values))
+    assert "'plain'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"num_hidden_layers": 0},
+        {"hidden_size": -1},
+        {"vocab_size": "many"},
+        {"vocab_size": True},
+        {"layer_types": ["full_attention"]},
+        {"layers_block_type": ["mamba"] * 9},
+        {"is_encoder_decoder": True},
+        {"num_key_value_heads": -2},
+        {"num_attention_heads": 64},
+    ],
+)
+def test_contradictions_are_one_error(broken: dict[str, Any]) -> None:
+    with pytest.raises(ModelUnavailable, match="'plain'"):
+        read_facts(plain(**broken))
+
+
+def test_odd_values_are_not_stated_rather_than_fatal() -> None:
+    odd = plain(head_dim="wide", num_experts=[], sliding_window="far", eos_token_id="</s>", rms_norm_eps=None)
+    found = read_facts(odd)
+    assert (found.head_dim, found.layers[0].mlp, found.layers[0].window, found.eos_token_ids) == (8, "dense", None, ())
+    nonsense: tuple[Any, ...] = (None, 3, "llama", {})
+    for nothing in nonsense:
+        with pytest.raises(ModelUnavailable):
+            read_facts(nothing)
+
+
+# --- the modules themselves
+
+
+def _imports(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+def test_reading_facts_imports_neither_torch_nor_transformers() -> None:
+    heavy = {"torch", "transformers", "vllm"}
+    use = (
+        "from types import SimpleNamespace as N; from interp_core.facts import ModelFacts; "
+        "import interp_core.families; values = dict(num_hidden_layers=1, hidden_size=8, vocab_size=9); "
+        "ModelFacts.from_config(N(model_type='llama', num_attention_heads=1, **values))"
+    )
+    assert not heavy & _imports(use)
+    assert "transformers" in _imports("import transformers"), "the control: this check can fail"
+
+
+def test_unusual_trunks_are_known_by_their_keys_and_not_by_name() -> None:
+    folder = Path(reader.__file__).parent
+    for path in (*folder.glob("facts*.py"), folder / "families.py"):
+        text = path.read_text(encoding="utf-8").lower()
+        for name in ("deepseek", "gemma3n", "qwen4", "glm5", "hy_v4"):
+            assert name not in text, f"{path.name} names {name}"
+
+
+def test_records_are_frozen() -> None:
+    found = facts("llama")
+    with pytest.raises(AttributeError):
+        found.n_layers = 3  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        found.layers[0].mixer = "none"  # type: ignore[misc]
+    assert not dataclasses.is_dataclass(found)
