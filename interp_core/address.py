@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
 from interp_core.errors import AddressError, unknown_name
 
 __all__ = ["COORDINATE_AXES", "Address", "AddressPattern", "parse_address", "parse_pattern"]
@@ -45,7 +46,7 @@ class Address:
 
     name: str
     layer: int | None = None
-    coordinates: tuple[tuple[str, int], ...] = field(default=(), converter=tuple)
+    coordinates: tuple[tuple[str, int], ...] = field(default=(), converter=as_tuple)
 
     @classmethod
     def parse(cls, value: object) -> Address:
@@ -104,7 +105,9 @@ def parse_address(value: object) -> Address:
     """
     pattern = parse_pattern(value)
     if pattern.layers is not None:
-        raise AddressError(f"{value!r} names several layers; one address is wanted here, such as {pattern.address.name}.0")
+        raise AddressError(
+            f"{value!r} names several layers; one address is wanted here, such as {pattern.address.name}.0"
+        )
     return pattern.address
 
 
@@ -140,7 +143,7 @@ def _layer_number(layer: object, whole: object) -> int:
     # bool is an int, and True as a layer is always a mistake; NumPy integers have __index__.
     if isinstance(layer, bool) or not hasattr(layer, "__index__"):
         raise AddressError(f"{whole!r}: a layer is a whole number, not {layer!r}")
-    number = operator.index(layer)  # type: ignore[arg-type]
+    number = operator.index(layer)
     if number < 0:
         raise AddressError(f"{whole!r}: layers count from 0 and are never negative")
     return number

@@ -57,7 +57,7 @@ class AioModel:
         steps = self.model.generate_stream(tokens, **options)
         try:
             while True:
-                step = await anyio.to_thread.run_sync(next, steps, _END)
+                step: Any = await anyio.to_thread.run_sync(next, steps, _END)
                 if step is _END:
                     return
                 yield step

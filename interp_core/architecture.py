@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from interp_core.converters import as_frozenset, as_tuple
 from interp_core.facts import ModelFacts
 from interp_core.points import PointSpec, PointSupport
 from interp_core.residual import ResidualBasis
@@ -30,10 +31,10 @@ class Claim:
         overrides: names of architectures that this one is meant to replace where both match.
     """
 
-    model_types: frozenset[str] = field(default=frozenset(), converter=frozenset)
-    class_names: frozenset[str] = field(default=frozenset(), converter=frozenset)
-    keys: frozenset[str] = field(default=frozenset(), converter=frozenset)
-    overrides: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    model_types: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
+    class_names: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
+    keys: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
+    overrides: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
 
     def specificity(self, model_type: str, class_names: frozenset[str], keys: frozenset[str]) -> int:
         """How specifically the claim matches; 0 if it does not.
@@ -80,10 +81,10 @@ class Architecture:
     summary: str
     claim: Claim
     facts: Callable[[Any, ModelFacts], ModelFacts] | None = None
-    points: tuple[PointSpec, ...] = field(default=(), converter=tuple)
+    points: tuple[PointSpec, ...] = field(default=(), converter=as_tuple)
     support: Mapping[str, Mapping[str, PointSupport]] = field(factory=dict, eq=False)
     refused: Mapping[str, str] = field(factory=dict, eq=False)
-    stream_points: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    stream_points: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
     residual_basis: Callable[[ModelFacts], ResidualBasis] | None = None
     bindings: Mapping[str, str] = field(factory=dict, eq=False)
     owner: str = ""

@@ -32,18 +32,21 @@ def _wide(x: Tensor) -> Tensor:
 
 def _unit(vector: Tensor, x: Tensor) -> Tensor:
     v = vector.to(device=x.device, dtype=x.dtype)
-    return v / v.norm()
+    unit: Tensor = v / v.norm()
+    return unit
 
 
 def _add(op: Any, x: Tensor) -> Tensor:
-    return x + (op.scale * op.vector).to(device=x.device, dtype=x.dtype)
+    step: Tensor = (op.scale * op.vector).to(device=x.device, dtype=x.dtype)
+    return x + step
 
 
 def _scale(op: Any, x: Tensor) -> Tensor:
     wide = _wide(x)
     unit = _unit(op.vector, wide)
     along = (wide @ unit)[:, None] * unit
-    return (wide + (op.factor - 1.0) * along).to(x.dtype)
+    out: Tensor = wide + (op.factor - 1.0) * along
+    return out.to(x.dtype)
 
 
 def _cap(op: Any, x: Tensor) -> Tensor:
@@ -56,7 +59,8 @@ def _cap(op: Any, x: Tensor) -> Tensor:
 
 def _norm_scaled_add(op: Any, x: Tensor) -> Tensor:
     wide = _wide(x)
-    return (wide + op.scale * wide.norm(dim=-1, keepdim=True) * _unit(op.vector, wide)).to(x.dtype)
+    out: Tensor = wide + op.scale * wide.norm(dim=-1, keepdim=True) * _unit(op.vector, wide)
+    return out.to(x.dtype)
 
 
 def _ablate(op: Any, x: Tensor) -> Tensor:
@@ -78,7 +82,8 @@ def _swap(op: Any, x: Tensor) -> Tensor:
 
 def _replace(op: Any, x: Tensor) -> Tensor:
     value = op.value.to(device=x.device, dtype=x.dtype)
-    return value.expand(x.shape).clone()
+    out: Tensor = value.expand(x.shape)
+    return out.clone()
 
 
 def _apply(op: Any, x: Tensor) -> Tensor:

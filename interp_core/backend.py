@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from attrs import evolve, field, frozen
 
+from interp_core.converters import as_frozenset, as_tuple
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.points import PointSupport
@@ -44,9 +45,9 @@ class OptionSpec:
 
     name: str
     help: str
-    types: tuple[type, ...] = field(default=(object,), converter=tuple)
+    types: tuple[type, ...] = field(default=(object,), converter=as_tuple)
     default: Any = None
-    choices: tuple[Any, ...] = field(default=(), converter=tuple)
+    choices: tuple[Any, ...] = field(default=(), converter=as_tuple)
 
 
 @frozen(kw_only=True)
@@ -58,8 +59,8 @@ class StaticSets:
         writes: addresses (as text, ranges allowed) with a write site.
     """
 
-    points: tuple[str, ...] = field(default=(), converter=tuple)
-    writes: tuple[str, ...] = field(default=(), converter=tuple)
+    points: tuple[str, ...] = field(default=(), converter=as_tuple)
+    writes: tuple[str, ...] = field(default=(), converter=as_tuple)
 
 
 def _always_available() -> Availability:
@@ -95,12 +96,12 @@ class BackendSpec:
     factory: str
     probe: Callable[[], Availability] = _always_available
     points: Mapping[str, PointSupport] = field(factory=dict, eq=False)
-    capabilities: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    capabilities: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
     lacks: Mapping[str, str] = field(factory=dict, eq=False)
     hooks: bool = True
     graph_replay: bool = False
     rank: int | None = 0
-    options: tuple[OptionSpec, ...] = field(default=(), converter=tuple)
+    options: tuple[OptionSpec, ...] = field(default=(), converter=as_tuple)
     grad: Callable[[ModelFacts, Mapping[str, Any]], GradSupport] | None = None
     static: Callable[[ModelFacts, Mapping[str, Any]], StaticSets] | None = None
     demo_model: str | None = None

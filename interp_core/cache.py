@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
@@ -194,18 +194,16 @@ def _place(rows: list[Tensor], offsets: Sequence[int], width: int) -> Tensor:
 
 def _common_base(rows: list[Tensor], width: int) -> Tensor | None:
     """The tensor whose consecutive slices ``rows`` are, so that a whole batch need not be copied again."""
-    base: Any = rows[0]._base
+    base = rows[0]._base
     if base is None or base.requires_grad or tuple(base.shape[:2]) != (len(rows), width):
         return None
     for i, row in enumerate(rows):
         if row._base is not base or row.shape != base.shape[1:] or row.data_ptr() != base[i].data_ptr():
             return None
-    return base  # type: ignore[no-any-return]
+    return base
 
 
-def _place_pairs(
-    rows: list[Tensor], offsets: Sequence[int], width: int, key_width: int, masked: float
-) -> Tensor:
+def _place_pairs(rows: list[Tensor], offsets: Sequence[int], width: int, key_width: int, masked: float) -> Tensor:
     """Attention matrices: a real query's padded keys are masked; padded queries are zero rows."""
     lead = rows[0].shape[:-2]
     out = rows[0].new_zeros((len(rows), *lead, width, key_width))

@@ -93,7 +93,7 @@ _ROWS: Final = (
         name="apply",
         what="Apply(address, fn): an arbitrary callable as an operation.",
         why="A callable cannot be sent to another process safely.",
-        instead="one of the data operations (Add, Scale, Cap, NormScaledAdd, Ablate, Swap, Replace), or backend='eager'",
+        instead="a data operation (Add, Scale, Cap, NormScaledAdd, Ablate, Swap, Replace), or backend='eager'",
     ),
     Capability(
         name="gradients",

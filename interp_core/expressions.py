@@ -16,6 +16,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
+
 __all__ = ["Binding", "Expression", "Read", "Scale", "Slice", "Sum", "leaves", "read_value", "write_value"]
 
 
@@ -41,8 +43,8 @@ class Slice:
     """Part of a wider tensor: its last axis is unflattened to ``shape`` and indexed by ``index``."""
 
     of: Expression
-    shape: tuple[int, ...] = field(converter=tuple)
-    index: tuple[int | slice, ...] = field(converter=tuple)
+    shape: tuple[int, ...] = field(converter=as_tuple)
+    index: tuple[int | slice, ...] = field(converter=as_tuple)
 
 
 @frozen

@@ -71,10 +71,11 @@ class ConfigView:
     def item(self, index: int, *names: str) -> int | None:
         """An integer for one layer: a scalar holds for all layers, a list has one entry per layer."""
         for value in self._values(names):
+            own = value
             if isinstance(value, (list, tuple)):
-                value = value[index] if index < len(value) else None
-            if _is_integer(value):
-                return int(value)
+                own = value[index] if index < len(value) else None
+            if _is_integer(own):
+                return int(own)
         return None
 
     def flag(self, *names: str) -> bool:
@@ -87,7 +88,7 @@ class ConfigView:
             return self
         try:
             own = self.config.per_layer_config[index]
-        except Exception:  # Whatever a configuration raises here, it states nothing for this layer.
+        except Exception:  # noqa: BLE001 - whatever a configuration raises here, it states nothing for this layer.
             return self
         return ConfigView(own)
 
@@ -152,7 +153,7 @@ _REQUIRED: Final = (
 def _guarded(owner: Any, name: str) -> Any:
     try:
         return getattr(owner, name)
-    except Exception:  # Not only AttributeError: per-layer keys and computed keys raise errors of their own.
+    except Exception:  # noqa: BLE001 - not only AttributeError: per-layer keys and computed keys raise errors of their own.
         return None
 
 
@@ -174,7 +175,7 @@ def _named_by_transformers(config: Any) -> tuple[Any, str]:
         return config, ""
     try:
         trunk = method(decoder=True)
-    except Exception:  # Ambiguous wrappers raise; the names below are tried instead.
+    except Exception:  # noqa: BLE001 - ambiguous wrappers raise; the names below are tried instead.
         return config, ""
     if trunk is None or trunk is config:
         return config, ""

@@ -117,7 +117,9 @@ def capture_generation(
         completion, result = _complete(model, request, stops)
         completions.append(completion)
         results.append(result)
-        rows.append((*request.token_ids, *completion.token_ids)[: len(request.token_ids) + len(completion.token_ids) - 1])
+        rows.append(
+            (*request.token_ids, *completion.token_ids)[: len(request.token_ids) + len(completion.token_ids) - 1]
+        )
     layout = TokenBatch(rows=rows, offsets=(0,) * len(rows), width=max(map(len, rows)), single=batch.single)
     cache = assemble(layout, rows, results, [None] * len(rows), _pairwise(model, addresses), addresses)
     return (completions[0] if batch.single else completions), cache
@@ -201,7 +203,9 @@ def generate_stream(
     return _stream(model, request, stops)
 
 
-def capture_attention(model: InterpModel, tokens: Any, layers: Sequence[int], *, steering: Any = None) -> dict[int, AttentionRecord]:
+def capture_attention(
+    model: InterpModel, tokens: Any, layers: Sequence[int], *, steering: Any = None
+) -> dict[int, AttentionRecord]:
     """Attention of one prompt at ``layers``.
 
     Returns:

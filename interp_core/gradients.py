@@ -6,6 +6,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
+
 __all__ = ["GradSupport"]
 
 
@@ -21,8 +23,8 @@ class GradSupport:
     """
 
     through_forward: bool
-    blockers: tuple[str, ...] = field(default=(), converter=tuple)
-    caveats: tuple[str, ...] = field(default=(), converter=tuple)
+    blockers: tuple[str, ...] = field(default=(), converter=as_tuple)
+    caveats: tuple[str, ...] = field(default=(), converter=as_tuple)
     remedy: str = ""
 
     def describe(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
 from interp_core.facts import LayerFacts, ModelFacts
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Check:
 
     identity: str
     layer: int | None
-    proves: tuple[str, ...] = field(converter=tuple)
+    proves: tuple[str, ...] = field(converter=as_tuple)
     error: float
     control: float | None
     tolerance: float
@@ -112,7 +113,14 @@ def _sums(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
     attn, mlp = get("attn_out_post", at), get("mlp_out_post", at)
     if pre is not None and post is not None and attn is not None and mlp is not None and layer.parallel:
         raw_attn, raw_mlp = get("attn_out", at), get("mlp_out", at)
-        yield _sum("resid_pre + attn_out_post + mlp_out_post is resid_post", at, (pre, attn, mlp), post, (raw_attn, raw_mlp), tolerance)
+        yield _sum(
+            "resid_pre + attn_out_post + mlp_out_post is resid_post",
+            at,
+            (pre, attn, mlp),
+            post,
+            (raw_attn, raw_mlp),
+            tolerance,
+        )
         return
     if pre is not None and attn is not None and mid is not None:
         yield _sum("resid_pre + attn_out_post is resid_mid", at, (pre, attn), mid, (get("attn_out", at),), tolerance)
@@ -121,7 +129,12 @@ def _sums(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
 
 
 def _sum(
-    identity: str, layer: int, terms: tuple[Tensor, ...], total: Tensor, raw: tuple[Tensor | None, ...], tolerance: float
+    identity: str,
+    layer: int,
+    terms: tuple[Tensor, ...],
+    total: Tensor,
+    raw: tuple[Tensor | None, ...],
+    tolerance: float,
 ) -> Check:
     start, *contributions = terms
     value = start
@@ -178,7 +191,9 @@ def _attention(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]
         layer=at,
         proves=("attn_probs", "value", "z"),
         error=difference((probs.to(value.dtype) @ per_head).transpose(0, 1), z),
-        control=None if layer.n_kv_heads == 1 < layer.n_heads else difference((probs.to(value.dtype) @ tiled).transpose(0, 1), z),
+        control=None
+        if layer.n_kv_heads == 1 < layer.n_heads
+        else difference((probs.to(value.dtype) @ tiled).transpose(0, 1), z),
         tolerance=tolerance,
     )
 
@@ -214,7 +229,7 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float)
 
 def activations() -> Mapping[str, Callable[[Tensor], Tensor]]:
     """Activation functions by the names that configurations use."""
-    import torch.nn.functional as F  # noqa: N812 - torch's own convention
+    import torch.nn.functional as F
 
     def tanh_gelu(x: Tensor) -> Tensor:
         return F.gelu(x, approximate="tanh")
@@ -229,4 +244,3 @@ def activations() -> Mapping[str, Callable[[Tensor], Tensor]]:
         "gelu_fast": tanh_gelu,
         "gelu_pytorch_tanh": tanh_gelu,
     }
-

@@ -240,7 +240,9 @@ class InterpModel:
         """
         return functions.unembed_rows(self, rows, raw=False)
 
-    def logit_lens(self, tokens: Any, layers: Sequence[int] | None = None, top_k: int = 5, **options: Any) -> LensResult:
+    def logit_lens(
+        self, tokens: Any, layers: Sequence[int] | None = None, top_k: int = 5, **options: Any
+    ) -> LensResult:
         """What each layer's residual would say if the trunk ended there; see :func:`interp_core.lens.logit_lens`."""
         from interp_core.lens import logit_lens
 

@@ -8,7 +8,7 @@ An operation names an address and gives its numbers; the arithmetic of each is o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import evolve, field, frozen
 
@@ -32,7 +32,7 @@ class Operation:
 
     address: Address | AddressPattern = field(converter=_target)
 
-    tensor_fields = ()
+    tensor_fields: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that hold a vector of the point's shape."""
 
     def at(self, address: Address) -> Operation:
@@ -46,7 +46,7 @@ class Add(Operation):
 
     vector: Any = field(repr=False)
     scale: float = 1.0
-    tensor_fields = ("vector",)
+    tensor_fields: ClassVar[tuple[str, ...]] = ("vector",)
 
 
 @frozen(eq=False)
@@ -55,7 +55,7 @@ class Scale(Operation):
 
     vector: Any = field(repr=False)
     factor: float = 0.0
-    tensor_fields = ("vector",)
+    tensor_fields: ClassVar[tuple[str, ...]] = ("vector",)
 
 
 @frozen(eq=False)
@@ -65,7 +65,7 @@ class Cap(Operation):
     vector: Any = field(repr=False)
     low: float | None = None
     high: float | None = None
-    tensor_fields = ("vector",)
+    tensor_fields: ClassVar[tuple[str, ...]] = ("vector",)
 
 
 @frozen(eq=False)
@@ -74,7 +74,7 @@ class NormScaledAdd(Operation):
 
     vector: Any = field(repr=False)
     scale: float = 1.0
-    tensor_fields = ("vector",)
+    tensor_fields: ClassVar[tuple[str, ...]] = ("vector",)
 
 
 @frozen(eq=False)
@@ -82,7 +82,7 @@ class Ablate(Operation):
     """Remove the component of ``x`` along ``vector``; without a vector, set ``x`` to zero."""
 
     vector: Any = field(default=None, repr=False)
-    tensor_fields = ("vector",)
+    tensor_fields: ClassVar[tuple[str, ...]] = ("vector",)
 
 
 @frozen(eq=False)
@@ -91,7 +91,7 @@ class Swap(Operation):
 
     first: Any = field(repr=False)
     second: Any = field(repr=False)
-    tensor_fields = ("first", "second")
+    tensor_fields: ClassVar[tuple[str, ...]] = ("first", "second")
 
 
 @frozen(eq=False)
@@ -99,7 +99,7 @@ class Replace(Operation):
     """Put ``value`` in place of ``x``: one vector for every position, or one row per written position."""
 
     value: Any = field(repr=False)
-    tensor_fields = ("value",)
+    tensor_fields: ClassVar[tuple[str, ...]] = ("value",)
 
 
 @frozen(eq=False)

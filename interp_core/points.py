@@ -12,6 +12,8 @@ from typing import Final
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
+
 __all__ = ["GENERAL_POINTS", "PointSpec", "PointSupport", "hook", "recompute", "unsupported"]
 
 _MODES: Final = ("hook", "recompute", "none")
@@ -79,7 +81,7 @@ class PointSpec:
 
     name: str
     scope: str
-    axes: tuple[str, ...] = field(converter=tuple)
+    axes: tuple[str, ...] = field(converter=as_tuple)
     definition: str
     writable: bool = True
     integer: bool = False
@@ -108,7 +110,9 @@ def _trunk(name: str, axes: str, definition: str, *, writable: bool = True) -> P
 
 
 def _layer(name: str, axes: str, definition: str, *, writable: bool = True, integer: bool = False) -> PointSpec:
-    return PointSpec(name=name, scope="layer", axes=axes.split(), definition=definition, writable=writable, integer=integer)
+    return PointSpec(
+        name=name, scope="layer", axes=axes.split(), definition=definition, writable=writable, integer=integer
+    )
 
 
 _TABLE: Final = (
@@ -125,7 +129,9 @@ _TABLE: Final = (
     _layer("k_norm_in", "kv_heads head_dim", "Input of the key norm, before rotary embedding."),
     _layer("k_norm_out", "kv_heads head_dim", "Output of the key norm, before rotary embedding."),
     _layer("value", "kv_heads v_head_dim", "Value projection (or the value norm's output), per key/value head."),
-    _layer("attn_scores", "heads query key", "Scores after scaling, softcap and mask, before the softmax.", writable=False),
+    _layer(
+        "attn_scores", "heads query key", "Scores after scaling, softcap and mask, before the softmax.", writable=False
+    ),
     _layer("attn_probs", "heads query key", "Softmax of the scores, sinks in the denominator: rows may sum below 1."),
     _layer("z", "heads v_head_dim", "Input of the attention output projection, after the gate where there is one."),
     _layer("attn_gate", "heads head_dim", "Output of the attention gate projection, packed or separate."),
@@ -142,7 +148,9 @@ _TABLE: Final = (
     _layer("mlp_act", "d_mlp", "Input of the down projection: the neurons."),
     _layer("router_logits", "experts", "Router output before any softmax."),
     _layer("expert_weights", "top_k", "Weights that the chosen experts are mixed with, as the model scales them."),
-    _layer("expert_indices", "top_k", "The chosen experts, in the order of expert_weights.", writable=False, integer=True),
+    _layer(
+        "expert_indices", "top_k", "The chosen experts, in the order of expert_weights.", writable=False, integer=True
+    ),
     _layer("mlp_out", "d_model", "Raw output of the MLP or of the whole mixture of experts, shared experts included."),
     _layer("mlp_out_post", "d_model", "The MLP's contribution to the residual."),
     _layer("resid_post", "d_model", "Output of the block."),

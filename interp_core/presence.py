@@ -77,7 +77,9 @@ def _mlp(layer: LayerFacts) -> str:
 
 
 def _neurons(layer: LayerFacts) -> str:
-    return "" if layer.mlp == "dense" else "the MLP of this layer is a mixture of experts, which has no one set of neurons"
+    return (
+        "" if layer.mlp == "dense" else "the MLP of this layer is a mixture of experts, which has no one set of neurons"
+    )
 
 
 def _router(layer: LayerFacts) -> str:

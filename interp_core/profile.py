@@ -203,7 +203,9 @@ class ModelProfile:
         spec = self.specs[address.name]
         reason = spec.absent.get(None) or spec.absent.get(address.layer)
         if "streams" in spec.axes and address.name in _RESIDUALS and address.coordinate("stream") is None:
-            reason = f"this trunk carries {self.facts.n_streams} residual streams, so there is no single residual vector"
+            reason = (
+                f"this trunk carries {self.facts.n_streams} residual streams, so there is no single residual vector"
+            )
         if not reason:
             return None
         if address.name in _RESIDUALS and self.facts.n_streams > 1:
@@ -241,7 +243,9 @@ class ModelProfile:
         wanted = [*map(str, declared), str(address.bare())]
         shown = wanted if len(wanted) <= 4 else [*wanted[:2], "...", wanted[-1]]
         row = "read_point" if keyword == "static_points" else "write_point"
-        return self._refuse_with(row, address, f"load_model({self.model_id!r}, backend={self.backend!r}, {keyword}={shown})")
+        return self._refuse_with(
+            row, address, f"load_model({self.model_id!r}, backend={self.backend!r}, {keyword}={shown})"
+        )
 
     def _refuse_with(self, capability: str, address: Address, call: str) -> CapabilityUnsupported:
         return CapabilityUnsupported(

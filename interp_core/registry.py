@@ -27,7 +27,9 @@ from interp_core.resolution import resolve_addresses
 __all__ = ["build_profile", "choose_architecture", "complete_facts"]
 
 
-def choose_architecture(facts: ModelFacts, config_keys: Iterable[str], known: Iterable[Architecture]) -> Architecture | None:
+def choose_architecture(
+    facts: ModelFacts, config_keys: Iterable[str], known: Iterable[Architecture]
+) -> Architecture | None:
     """The architecture with the most specific claim, or ``None`` if nothing claims the configuration.
 
     Raises:
@@ -92,10 +94,12 @@ def build_profile(
     )
 
 
-def _specs(facts: ModelFacts, architecture: Architecture | None, backends: Mapping[str, BackendSpec]) -> dict[str, PointSpec]:
+def _specs(
+    facts: ModelFacts, architecture: Architecture | None, backends: Mapping[str, BackendSpec]
+) -> dict[str, PointSpec]:
     specs: dict[str, PointSpec] = {}
-    for spec in GENERAL_POINTS.values():
-        absent = absences(spec, facts)
+    for general in GENERAL_POINTS.values():
+        spec, absent = general, absences(general, facts)
         support = {name: support_of(backend, spec.name) for name, backend in backends.items()}
         if architecture is not None:
             spec, absent = _adapted(spec, absent, facts, architecture)

@@ -13,7 +13,17 @@ from interp_core.operations import Operation
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ForwardRequest", "ForwardResult", "GenerationRun", "Read", "Sampling", "Step", "TokenLogprob", "Where", "Write"]
+__all__ = [
+    "ForwardRequest",
+    "ForwardResult",
+    "GenerationRun",
+    "Read",
+    "Sampling",
+    "Step",
+    "TokenLogprob",
+    "Where",
+    "Write",
+]
 
 
 @frozen(kw_only=True)

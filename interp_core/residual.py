@@ -6,6 +6,8 @@ from typing import Any
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
+
 __all__ = ["ResidualBasis"]
 
 
@@ -26,7 +28,7 @@ class ResidualBasis:
     additive: bool = True
     sequential: bool = True
     lens_valid: bool = True
-    blockers: tuple[str, ...] = field(default=(), converter=tuple)
+    blockers: tuple[str, ...] = field(default=(), converter=as_tuple)
     instead: str = ""
 
     def describe(self) -> dict[str, Any]:

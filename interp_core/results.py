@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
 from interp_core.requests import TokenLogprob
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class Completion:
     """
 
     text: str | None
-    token_ids: tuple[int, ...] = field(converter=tuple)
-    prompt_token_ids: tuple[int, ...] = field(converter=tuple)
+    token_ids: tuple[int, ...] = field(converter=as_tuple)
+    prompt_token_ids: tuple[int, ...] = field(converter=as_tuple)
     finish_reason: str
     logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
 
@@ -79,8 +80,8 @@ class LensResult:
         top_probs: ``[layers, positions, top_k]`` float32 probabilities, from the family's own logits.
     """
 
-    token_ids: tuple[int, ...] = field(converter=tuple)
-    layers: tuple[int, ...] = field(converter=tuple)
-    positions: tuple[int, ...] = field(converter=tuple)
+    token_ids: tuple[int, ...] = field(converter=as_tuple)
+    layers: tuple[int, ...] = field(converter=as_tuple)
+    positions: tuple[int, ...] = field(converter=as_tuple)
     top_ids: Tensor = field(repr=False)
     top_probs: Tensor = field(repr=False)

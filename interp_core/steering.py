@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from interp_core.address import Address, AddressPattern
+from interp_core.converters import as_tuple
 from interp_core.errors import AddressError, RequestError
 from interp_core.operations import Apply, Cap, Operation, Replace, Swap
 from interp_core.requests import Where, Write
@@ -34,7 +35,7 @@ class Steering:
         generated: whether generated positions are written.
     """
 
-    writes: tuple[Write, ...] = field(converter=tuple)
+    writes: tuple[Write, ...] = field(converter=as_tuple)
     positions: Any = None
     prompt: bool = True
     generated: bool = True
@@ -131,7 +132,9 @@ def _where(steering: Steering, length: int) -> Where:
         # Absolute positions may lie beyond the prompt: they are then written when generation gets there.
         chosen = frozenset(select_positions(positions, 2**62) or ())
         if not steering.generated and chosen and min(chosen) >= length:
-            raise RequestError(f"positions {sorted(chosen)} are beyond this prompt of {length} tokens, and generated=False")
+            raise RequestError(
+                f"positions {sorted(chosen)} are beyond this prompt of {length} tokens, and generated=False"
+            )
     return Where(positions=chosen, prompt=steering.prompt, generated=steering.generated)
 
 
@@ -219,9 +222,9 @@ def _vector(value: Any, shape: tuple[int, ...], what: str, operation: Operation)
 def _fitted(tensor: Any, shape: tuple[int, ...], what: str, *, rows: bool) -> Any:
     width = math.prod(shape)
     given = tuple(tensor.shape)
-    if given == shape or given == (width,):
+    if given in (shape, (width,)):
         return tensor.reshape(width)
-    if rows and len(given) >= 1 and (given[1:] == shape or given[1:] == (width,)):
+    if rows and len(given) >= 1 and given[1:] in (shape, (width,)):
         return tensor.reshape(given[0], width)
     flat = "" if shape == (width,) else f" or [{width}]"
     per_row = f", or [positions, {', '.join(map(str, shape)) or '1'}]" if rows else ""

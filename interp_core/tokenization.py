@@ -59,7 +59,9 @@ def chat_ids(tokenizer: Any, messages: Sequence[Any], *, add_generation_prompt: 
     import torch
 
     if not getattr(tokenizer, "chat_template", None):
-        raise RequestError("this checkpoint has no chat template: write the conversation as text and use to_tokens(text)")
+        raise RequestError(
+            "this checkpoint has no chat template: write the conversation as text and use to_tokens(text)"
+        )
     try:
         text = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt

@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
 from interp_core.errors import RequestError
 from interp_core.facts import ModelFacts
 
@@ -30,8 +31,8 @@ class TokenBatch:
         single: whether the caller gave one prompt rather than a batch.
     """
 
-    rows: tuple[tuple[int, ...], ...] = field(converter=tuple)
-    offsets: tuple[int, ...] = field(converter=tuple)
+    rows: tuple[tuple[int, ...], ...] = field(converter=as_tuple)
+    offsets: tuple[int, ...] = field(converter=as_tuple)
     width: int
     single: bool
 
@@ -115,7 +116,7 @@ def _rows(tokens: Any) -> tuple[list[list[Any]], bool]:
         return [list(tokens)], True
     if not all(nested):
         raise RequestError("tokens mixes ids and lists of ids; give a list of ids, or a list of lists")
-    return [t.tolist() if hasattr(t, "tolist") else list(t) for t in tokens], False
+    return [list(t.tolist() if hasattr(t, "tolist") else t) for t in tokens], False
 
 
 def _check_array(tokens: Any) -> None:

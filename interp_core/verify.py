@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from interp_core.address import Address
+from interp_core.converters import as_tuple
 from interp_core.errors import RequestError
 from interp_core.functions import decode_residuals, run_with_cache
 from interp_core.identities import Check, capture_identities, difference
@@ -34,7 +35,7 @@ class Verification:
             serve it) or ``unchecked`` (served, and no identity on captured tensors pins it down).
     """
 
-    checks: tuple[Check, ...] = field(converter=tuple)
+    checks: tuple[Check, ...] = field(converter=as_tuple)
     points: dict[str, str] = field(factory=dict)
 
     @property
@@ -96,7 +97,7 @@ def _getter(cache: Cache) -> Any:
 
 def _tail(model: InterpModel, cache: Cache, tolerance: float) -> list[Check]:
     last = Address("resid_post", model.n_layers - 1)
-    if last not in cache or "lm_head" not in cache or not model.supports("raw_logits"):
+    if last not in cache or Address("lm_head") not in cache or not model.supports("raw_logits"):
         return []
     head, rows = cache["lm_head"][0], cache[last][0]
     before = cache.get(Address("resid_pre", model.n_layers - 1))

@@ -56,7 +56,10 @@ def demo(
         plain, steered, where = _steered(loaded)
         out.print(f"plain:   {STORY}[green]{plain}[/green]", soft_wrap=True)
         out.print(f"steered: {STORY}[red]{steered}[/red]", soft_wrap=True)
-        out.print(f"[dim]({STRENGTH:g} × the difference of {where} between {TOWARDS!r} and {AWAY_FROM!r})[/dim]", soft_wrap=True)
+        out.print(
+            f"[dim]({STRENGTH:g} × the difference of {where} between {TOWARDS!r} and {AWAY_FROM!r})[/dim]",
+            soft_wrap=True,
+        )
         out.print("\n[bold]4. A refusal[/bold]: what cannot be had is said before any work is done\n")
         out.print(f"{type(_refusal(loaded)).__name__}: {_refusal(loaded)}", markup=False, soft_wrap=True)
 

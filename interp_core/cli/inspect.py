@@ -22,7 +22,9 @@ ModelOrFolder = Annotated[
 ]
 
 
-def describe(model: ModelOrFolder, backend: BackendName = "auto", option: Options = None, as_json: Json = False) -> None:
+def describe(
+    model: ModelOrFolder, backend: BackendName = "auto", option: Options = None, as_json: Json = False
+) -> None:
     """What a model is and can do, without loading a weight."""
     profile = _profile(model, backend, option)
     if as_json:
@@ -31,9 +33,7 @@ def describe(model: ModelOrFolder, backend: BackendName = "auto", option: Option
         show_profile(profile)
 
 
-def points(
-    model: ModelOrFolder, backend: BackendName = "auto", option: Options = None, as_json: Json = False
-) -> None:
+def points(model: ModelOrFolder, backend: BackendName = "auto", option: Options = None, as_json: Json = False) -> None:
     """Every point of a model, and how far each backend serves it."""
     profile = _profile(model, backend, option)
     named = backend if backend != "auto" else None
@@ -55,7 +55,9 @@ def points(
 
 
 def capabilities(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Ask for one model; without it, the table.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Ask for one model; without it, the table.")
+    ] = None,
     backend: BackendName = "auto",
     option: Options = None,
     as_json: Json = False,
@@ -64,7 +66,10 @@ def capabilities(
     from interp_core import CAPABILITIES
 
     if model is None:
-        rows = [{"name": r.name, "what": r.what, "why": r.why, "instead": r.instead, "owner": r.owner} for r in CAPABILITIES.values()]
+        rows = [
+            {"name": r.name, "what": r.what, "why": r.why, "instead": r.instead, "owner": r.owner}
+            for r in CAPABILITIES.values()
+        ]
         if as_json:
             print_json(rows)
             return
@@ -104,7 +109,9 @@ def show_profile(profile: ModelProfile) -> None:
     head = Table(title=profile.model_id, title_justify="left", show_header=False)
     head.add_column(style="bold", no_wrap=True)
     head.add_column()
-    attention = f"{facts.n_heads} heads of {facts.head_dim}, {facts.n_kv_heads} key/value heads" if facts.n_heads else "none"
+    attention = (
+        f"{facts.n_heads} heads of {facts.head_dim}, {facts.n_kv_heads} key/value heads" if facts.n_heads else "none"
+    )
     for name, value in (
         ("architecture", f"{facts.architecture or facts.model_type} ({profile.architecture_name}){owner}"),
         ("backend", f"{profile.backend}: {profile.spec.summary}"),

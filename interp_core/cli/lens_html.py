@@ -16,7 +16,8 @@ body { font: 14px/1.4 system-ui, sans-serif; margin: 2rem; color: #1a1a1a; backg
 table { border-collapse: separate; border-spacing: 2px; }
 th { font-weight: 600; padding: .2rem .5rem; text-align: left; white-space: pre; }
 th.layer { text-align: right; color: #666; font-weight: 400; }
-td { padding: .25rem .5rem; white-space: pre; border-radius: 3px; font-family: ui-monospace, monospace; font-size: 12px; }
+td { padding: .25rem .5rem; white-space: pre; border-radius: 3px; }
+td { font: 12px ui-monospace, monospace; }
 td.dark { color: #fff; }
 .scroll { overflow-x: auto; }
 p { max-width: 60rem; }
@@ -32,11 +33,13 @@ def lens_page(model: InterpModel, prompt: str, result: LensResult) -> str:
         cells = "".join(_cell(model, result, i, j) for j in range(len(result.positions)))
         rows.append(f'<tr><th class="layer">{layer}</th>{cells}</tr>')
     title = html.escape(f"Logit lens: {model.model_id}")
+    table = f'<table><tr><th class="layer">layer</th>{heads}</tr>{"".join(rows)}</table>'
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1><p>Prompt: <b>{html.escape(prompt)}</b>. Each cell is the most likely next token if the trunk "
-        "ended after that layer; the darker, the more probable. Hover for the runners-up.</p>"
-        f'<div class="scroll"><table><tr><th class="layer">layer</th>{heads}</tr>{"".join(rows)}</table></div></body></html>\n'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>Prompt: <b>{html.escape(prompt)}</b>. Each cell is the most likely next token if the trunk ended after "
+        "that layer; the darker, the more probable. Hover for the runners-up.</p>"
+        f'<div class="scroll">{table}</div></body></html>\n'
     )
 
 

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import attrs
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from interp_core._version import __version__
 from interp_core.cli.console import out, print_json
 from interp_core.cli.models import Json
+from interp_core.discovery import one_line
 
 __all__ = ["plugins"]
 
@@ -19,19 +21,19 @@ _COLOURS = {"active": "green", "enabled": "green", "blocked": "yellow"}
 
 
 def plugins(
-    check: Annotated[bool, typer.Option("--check", help="Import them too; exit 1 unless every enabled one is active.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Import them too; exit 1 unless every enabled one is active.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List installed plugins. Works when every one of them is broken: nothing is imported without --check."""
     from interp_core.host import default_host, list_plugins
 
     if check:
-        host = default_host()
         with warnings.catch_warnings():
             # Every reason is in the table below; a warning for each would say it twice.
             warnings.simplefilter("ignore")
-            host.load()
-        records = host.records
+            records = default_host().records
     else:
         records = list_plugins()
     rows = [_row(record) for record in records]
@@ -46,7 +48,7 @@ def plugins(
 def _row(record: Any) -> dict[str, Any]:
     row = attrs.asdict(record, recurse=False)
     error = row.pop("error", None)
-    row["error"] = None if error is None else f"{type(error).__name__}: {error}"
+    row["error"] = None if error is None else one_line(error)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in row.items()}
 
 
@@ -62,12 +64,10 @@ def _show(rows: list[dict[str, Any]], checked: bool) -> None:
         brings = ", ".join([*row["backends"], *row["architectures"]]) if checked else row["value"]
         colour = _COLOURS.get(row["status"], "red")
         table.add_row(
-            row["name"],
-            row["distribution"],
-            row["version"],
-            row["requires_core"] or "any",
+            *(escape(row[key]) for key in ("name", "distribution", "version")),
+            escape(row["requires_core"] or "any"),
             f"[{colour}]{row['status']}[/{colour}]",
-            brings,
+            escape(brings),
         )
     out.print(table)
     for row in rows:

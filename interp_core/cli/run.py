@@ -58,7 +58,9 @@ def lens(
 def capture(
     model: ModelName,
     prompt: Annotated[str, typer.Argument(help="Text to run.")],
-    point: Annotated[list[str], typer.Argument(metavar="POINT...", help="Addresses, such as resid_post.* or z.3.head-4.")],
+    point: Annotated[
+        list[str], typer.Argument(metavar="POINT...", help="Addresses, such as resid_post.* or z.3.head-4.")
+    ],
     out_file: Annotated[Path, typer.Option("--out", help="The safetensors file to write.")],
     positions: Positions = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=0, help="Generate this many tokens too.")] = 0,
@@ -83,11 +85,12 @@ def capture(
             else:
                 cache = loaded.run_with_cache(ids, point, positions=chosen)
         cache.save(out_file)
+        tensors = {str(a): (list(t.shape), str(t.dtype).removeprefix("torch.")) for a, t in cache.items()}
         record = {
             "file": str(out_file),
             "tokens": [list(row) for row in cache.tokens],
             "completion": text,
-            "tensors": {str(a): {"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")} for a, t in cache.items()},
+            "tensors": {a: {"shape": shape, "dtype": kind} for a, (shape, kind) in tensors.items()},
         }
     if as_json:
         print_json(record)
@@ -95,8 +98,8 @@ def capture(
     table = Table(title=f"{out_file}", title_justify="left")
     for heading in ("address", "shape", "dtype"):
         table.add_column(heading, no_wrap=True)
-    for address, described in record["tensors"].items():  # type: ignore[union-attr]
-        table.add_row(str(address), str(described["shape"]).replace("[", r"\["), described["dtype"])
+    for address, (shape, kind) in tensors.items():
+        table.add_row(address, str(shape).replace("[", r"\["), kind)
     out.print(table)
     if text is not None:
         out.print(f"completion: {text!r}", markup=False)
@@ -114,7 +117,15 @@ def lens_table(model: InterpModel, result: LensResult) -> Table:
         for j in range(len(result.positions)):
             probability = float(result.top_probs[i, j, 0])
             word = _visible(model.to_str_tokens([int(result.top_ids[i, j, 0])])[0])
-            style = "bold green" if probability > 0.5 else "green" if probability > 0.2 else "dim" if probability < 0.05 else ""
+            style = (
+                "bold green"
+                if probability > 0.5
+                else "green"
+                if probability > 0.2
+                else "dim"
+                if probability < 0.05
+                else ""
+            )
             cell = f"{word} {probability:.2f}"
             cells.append(f"[{style}]{cell}[/{style}]" if style else cell)
         table.add_row(str(layer), *cells)
@@ -135,7 +146,9 @@ def numbers(option: str, text: str | None) -> Any:
             return slice(*parts)
         return [int(part) for part in text.split(",")]
     except (ValueError, TypeError) as error:
-        raise RequestError(f"{option} takes 'last', numbers such as 0,3,5, or a range such as 2:6, not {text!r}") from error
+        raise RequestError(
+            f"{option} takes 'last', numbers such as 0,3,5, or a range such as 2:6, not {text!r}"
+        ) from error
 
 
 def _writable(path: Path | None) -> None:
@@ -143,7 +156,9 @@ def _writable(path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise RequestError(f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}")
+        raise RequestError(
+            f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'its folder does not exist'}"
+        )
 
 
 def _visible(token: str) -> str:

@@ -58,13 +58,13 @@ def plain(**values: Any) -> SimpleNamespace:
 def test_default_configurations_give_consistent_facts_or_one_error(model_type: str) -> None:
     try:
         instance = config(model_type)
-    except Exception:
+    except Exception:  # noqa: BLE001 - configurations raise all kinds
         assert model_type in WITHOUT_DEFAULTS
         return
     try:
         found = read_facts(instance)
     except ModelUnavailable as refused:
-        assert repr(instance.model_type) in str(refused)
+        assert repr(instance.model_type) in str(refused)  # noqa: PT017 - either outcome is right
         return
     _check_consistent(found)
 

@@ -46,11 +46,23 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
     **dict.fromkeys(("n_group", "topk_group", "mamba_n_groups", "n_groups"), 1),
-    **{"head_dim": 24, "vocab_size": 128, "rotary_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-    **{"mamba_d_state": 8, "state_size": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_chunk_size": 8},
+    "head_dim": 24,
+    "vocab_size": 128,
+    "rotary_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "mamba_d_state": 8,
+    "state_size": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_chunk_size": 8,
 }
 _GRANITE = {
-    **{"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "logits_scaling": 4.0, "attention_multiplier": 0.1},
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 4.0,
+    "attention_multiplier": 0.1,
 }
 
 
@@ -64,10 +76,10 @@ _CAPS = {"query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0, "attn_logit
 
 # What a family needs beside that: mixtures of layers, factors that are not 1, norms that are off by default.
 NEEDS: dict[str, dict[str, Any]] = {
-    **{name: _GRANITE for name in ("granite", "granitemoe", "hyperclovax")},
+    **dict.fromkeys(("granite", "granitemoe", "hyperclovax"), _GRANITE),
     **{name: _mrope(2, 3, 3) for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")},
-    **{name: _TYPED for name in ("olmo3", "exaone4", "exaone_moe", "gpt_oss", "mellum", "cwm", "dots1", "ministral")},
-    **{name: _LINEAR for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")},
+    **dict.fromkeys(("olmo3", "exaone4", "exaone_moe", "gpt_oss", "mellum", "cwm", "dots1", "ministral"), _TYPED),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
     **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},
     **{name: {**_TYPED, **_CAPS} for name in ("gemma2", "gemma3_text", "vaultgemma")},
     "afmoe": {**_TYPED, "mup_enabled": True},
@@ -80,8 +92,11 @@ NEEDS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "helium": {"head_dim": 16},  # its output projection is as wide as the residual on both sides
     "jamba": {
-        **{"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
-        **{"use_mamba_kernels": False},
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "use_mamba_kernels": False,
     },
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "phi": {"qk_layernorm": True},
@@ -410,10 +425,20 @@ def test_an_attention_softcap_is_a_fact_only_where_it_acts(model_type: str, toke
 def test_keys_and_values_that_later_layers_share() -> None:
     layers = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
     config = transformers.CONFIG_MAPPING["gemma4_text"](
-        **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "num_attention_heads": 4},
-        **{"num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32, "vocab_size": 128, "sliding_window": 4},
-        **{"layer_types": layers, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
-        **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 128},
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        global_head_dim=32,
+        vocab_size=128,
+        sliding_window=4,
+        layer_types=layers,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=128,
     )
     facts = read_facts(config)
     assert not facts.structure_known

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
+
 from interp_core.architecture import Architecture, Claim
 from interp_core.facts import ModelFacts
 from interp_core.hookspecs import hookimpl
@@ -41,7 +42,9 @@ POINTS: Final = (
                 f"The learned weighted sum over streams that {what} reads, before its norm.",
                 writable=True,
             ),
-            _point(f"{site}_stream_write", "streams", f"Weights with which the output of {what} is written to each stream."),
+            _point(
+                f"{site}_stream_write", "streams", f"Weights with which the output of {what} is written to each stream."
+            ),
             _point(f"{site}_stream_mix", "streams streams", f"The matrix that remixes the streams around {what}."),
         )
     ),

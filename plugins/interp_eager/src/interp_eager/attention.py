@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from interp_core.errors import InterpError
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from interp_core.errors import InterpError
 from interp_eager.collect import Chunk, Collector
 from interp_eager.program import ReadJob
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch import Tensor
+
 from interp_core.address import Address
 from interp_core.errors import AddressError, BackendUnavailable, unknown_name
 from interp_core.expressions import Binding
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult
-from torch import Tensor
-
 from interp_eager.attention import watched
 from interp_eager.bindings import bind
 from interp_eager.collect import Chunk, Collector

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from attrs import define, field, frozen
-from interp_core.address import Address
 from torch import Tensor
+
+from interp_core.address import Address
+from interp_core.converters import as_tuple
 
 __all__ = ["Chunk", "Collector", "Want"]
 
@@ -22,9 +24,9 @@ class Chunk:
         prompt_lengths: length of each request's prompt.
     """
 
-    starts: tuple[int, ...] = field(converter=tuple)
-    lengths: tuple[int, ...] = field(converter=tuple)
-    prompt_lengths: tuple[int, ...] = field(converter=tuple)
+    starts: tuple[int, ...] = field(converter=as_tuple)
+    lengths: tuple[int, ...] = field(converter=as_tuple)
+    prompt_lengths: tuple[int, ...] = field(converter=as_tuple)
 
     def full(self, columns: int) -> bool:
         """Whether no batch row has padding."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field
-from interp_core.requests import ForwardRequest, ForwardResult, Sampling, Step, TokenLogprob
 from torch import Tensor
 
+from interp_core.requests import ForwardRequest, ForwardResult, Sampling, Step, TokenLogprob
 from interp_eager.collect import Chunk, Collector
 
 if TYPE_CHECKING:

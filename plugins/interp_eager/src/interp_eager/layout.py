@@ -8,12 +8,13 @@ have by its facts, and does not, is an error; nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from attrs import define, field
+from torch import nn
+
 from interp_core.errors import BackendUnavailable
 from interp_core.facts import LayerFacts, ModelFacts
-from torch import nn
 
 __all__ = ["Layout", "find_layout"]
 

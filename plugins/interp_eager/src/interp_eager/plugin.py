@@ -49,9 +49,7 @@ OPTIONS = (
     OptionSpec(name="revision", help="Branch, tag or commit on the hub.", types=(str,)),
 )
 
-CAPABILITIES = frozenset(
-    "capture steer logit_lens raw_logits step_logits attention apply module_path".split()
-)
+CAPABILITIES = frozenset("capture steer logit_lens raw_logits step_logits attention apply module_path".split())
 
 
 @hookimpl

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
+from torch import Tensor, nn
+
 from interp_core.address import COORDINATE_AXES, Address
 from interp_core.expressions import Binding, Expression, Read, Sum, leaves
 from interp_core.points import PointSpec
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, Write
-from torch import Tensor, nn
-
 from interp_eager.collect import Want
 from interp_eager.layout import Layout
 
-__all__ = ["ATTENTION_POINTS", "Program", "ReadJob", "Site", "SiteKey", "WriteJob", "axes_of", "compile_program", "select"]
+__all__ = [
+    "ATTENTION_POINTS",
+    "Program",
+    "ReadJob",
+    "Site",
+    "SiteKey",
+    "WriteJob",
+    "axes_of",
+    "compile_program",
+    "select",
+]
 
 ATTENTION_POINTS = frozenset({"attn_scores", "attn_probs"})
 
@@ -148,7 +158,7 @@ def _add_read(
     else:
         program.last_layer = max(program.last_layer, address.layer)
     if address.name in ATTENTION_POINTS:
-        assert address.layer is not None  # noqa: S101 - by the point's scope
+        assert address.layer is not None
         job = ReadJob(address, Read("attn"), axes, coordinates, tuple(wants))
         program.attention.setdefault(address.layer, []).append(job)
         return
@@ -181,4 +191,3 @@ def _last_site(program: Program, expression: Expression, layer: int | None) -> S
     for leaf in earlier:
         program.site(leaf, layer).kept = True
     return program.site(last, layer)
-

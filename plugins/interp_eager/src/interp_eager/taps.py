@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 from attrs import define, field
+from torch import Tensor, nn
+
 from interp_core.arithmetic import apply_operation
 from interp_core.errors import InterpError, RequestError
 from interp_core.expressions import Read, read_value, write_value
 from interp_core.operations import Apply
-from torch import Tensor, nn
-
 from interp_eager.collect import Chunk, Collector
 from interp_eager.program import Program, ReadJob, Site, SiteKey, WriteJob, select
 
 __all__ = ["StopForward", "Taps", "installed"]
 
 
-class StopForward(Exception):  # noqa: N818 - not an error: it ends a forward whose rest nobody asked for.
+class StopForward(Exception):
     """Raised in a hook once everything that was wanted has been read."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from interp_core.configuration import read_configuration
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
 from interp_core.facts import ModelFacts
@@ -48,7 +49,10 @@ def _from_pretrained(source: str, config: Any, kwargs: dict[str, Any]) -> Any:
     import transformers
 
     auto = transformers.AutoModelForCausalLM
-    if type(config) not in auto._model_mapping and type(config) in transformers.AutoModelForImageTextToText._model_mapping:
+    if (
+        type(config) not in auto._model_mapping
+        and type(config) in transformers.AutoModelForImageTextToText._model_mapping
+    ):
         auto = transformers.AutoModelForImageTextToText
     try:
         model, report = auto.from_pretrained(source, output_loading_info=True, **kwargs)

@@ -20,6 +20,6 @@ def make_engine(profile: ModelProfile, options: Mapping[str, Any]) -> NoReturn:
     from interp_vllm import __version__
 
     raise BackendUnavailable(
-        f"interp-vllm {__version__} describes what {profile.backend!r} serves but does not bring the engine that runs it "
-        "yet; use backend='eager', or a later interp-vllm"
+        f"interp-vllm {__version__} describes what {profile.backend!r} serves, but does not bring the engine "
+        "that runs it yet; use backend='eager', or a later interp-vllm"
     )

@@ -14,14 +14,15 @@ from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.hookspecs import hookimpl
 from interp_core.points import PointSupport, hook, recompute, unsupported
-
 from interp_vllm.static import declared_sets
 
 __all__ = ["interp_backends"]
 
 FACTORY: Final = "interp_vllm.backend:make_engine"
 
-_FUSED = "vLLM's fused attention kernel keeps no such matrix, so it is rebuilt from queries and keys and cannot be written"
+_FUSED = (
+    "vLLM's fused attention kernel keeps no such matrix, so it is rebuilt from queries and keys and cannot be written"
+)
 _SHARDED: Final = ("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out", "value", "z", "attn_gate", "mlp_pre")
 _REPLICATED: Final = (
     "embeddings resid_pre attn_in attn_out attn_out_post resid_mid mlp_in mlp_out mlp_out_post resid_post final_norm"
@@ -33,9 +34,13 @@ HOOKED: Mapping[str, PointSupport] = {
     "attn_scores": recompute(why=_FUSED, sharded=True),
     "attn_probs": recompute(why=_FUSED, sharded=True),
     "router_logits": hook(),
-    "expert_weights": recompute(why="vLLM routes inside a fused kernel, so the weights are rebuilt and cannot be written"),
+    "expert_weights": recompute(
+        why="vLLM routes inside a fused kernel, so the weights are rebuilt and cannot be written"
+    ),
     "expert_indices": recompute(why="indices are rebuilt by the model's own routing function"),
-    "lm_head": recompute(why="vLLM computes logits of sampled rows only; others are rebuilt from the final norm", sharded=True),
+    "lm_head": recompute(
+        why="vLLM computes logits of sampled rows only; others are rebuilt from the final norm", sharded=True
+    ),
 }
 
 _NOT_TAPPED = unsupported("a compiled forward has taps on residual points, sublayer outputs and q/k/v only")
