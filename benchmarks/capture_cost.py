@@ -18,8 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from interp_core import InterpModel, load_model, run_with_cache
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from interp_core import InterpModel, load_model, run_with_cache
 
 TARGETS = {"one resid_post": 1.02, "all resid_post": 1.05}
 

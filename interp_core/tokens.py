@@ -111,12 +111,13 @@ def _rows(tokens: Any) -> tuple[list[list[Any]], bool]:
         raise RequestError(f"tokens are a tensor or a list of ids, not {type(tokens).__name__}")
     if not tokens:
         raise RequestError("there is nothing to run: tokens is empty")
-    nested = [isinstance(t, (list, tuple)) or (hasattr(t, "ndim") and t.ndim == 1) for t in tokens]
+    nested = [isinstance(t, (list, tuple, range)) or (hasattr(t, "ndim") and t.ndim == 1) for t in tokens]
     if not any(nested):
         return [list(tokens)], True
     if not all(nested):
         raise RequestError("tokens mixes ids and lists of ids; give a list of ids, or a list of lists")
-    return [list(t.tolist() if hasattr(t, "tolist") else t) for t in tokens], False
+    rows: list[Any] = [t.tolist() if hasattr(t, "tolist") else list(t) for t in tokens]
+    return rows, False
 
 
 def _check_array(tokens: Any) -> None:

@@ -73,7 +73,7 @@ class Layout:
         return role in (self.trunk if layer is None else self.blocks[layer])
 
 
-def find_layout(model: nn.Module, facts: ModelFacts) -> Layout:
+def find_layout(model: Any, facts: ModelFacts) -> Layout:
     """The layout of a conventional decoder.
 
     Raises:
