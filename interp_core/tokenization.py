@@ -76,5 +76,8 @@ def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     found = []
     for token in ids:
         text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        found.append(tokenizer.convert_ids_to_tokens(int(token)) if "\ufffd" in text or text == "" else text)
+        if "\ufffd" in text or text == "":
+            # Models often have more embedding rows than the tokenizer has entries.
+            text = tokenizer.convert_ids_to_tokens(int(token)) or f"<{int(token)}>"
+        found.append(text)
     return found

@@ -1,0 +1,134 @@
+"""The command line, in processes of its own, on a configuration without weights and on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, ViTConfig
+
+from interp_core import Cache
+
+
+def interp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "interp_core.cli", *arguments],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("models") / "tiny [llama]"
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        ["the capital of france"], trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet)
+    )
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def test_describe_points_and_capabilities_answer_as_json(tiny: str) -> None:
+    described = json.loads(interp("describe", tiny, "--json").stdout)
+    assert described["facts"]["n_layers"] == 2
+    assert described["backend"] == "eager"
+    points = json.loads(interp("points", tiny, "--backend", "vllm", "--json").stdout)
+    assert {p["name"]: p["support"]["vllm"]["mode"] for p in points}["resid_post"] == "hook"
+    verdicts = json.loads(interp("capabilities", tiny, "--json").stdout)["capabilities"]
+    assert verdicts["capture"]["supported"] is True
+    assert verdicts["gradients"]["supported"] is False
+    assert verdicts["gradients"]["instead"]
+
+
+def test_tables_are_for_people(tiny: str) -> None:
+    for command in (["describe", tiny], ["points", tiny], ["capabilities", tiny], ["capabilities"], ["plugins"]):
+        done = interp(*command)
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()) > 4
+
+
+def test_lens_writes_a_page_and_a_document(tiny: str, tmp_path: Path) -> None:
+    page = tmp_path / "lens.html"
+    done = interp("lens", tiny, "the <capital>", "--html", str(page), "--json", "--top-k", "3")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert len(record["top"]) == 2
+    assert len(record["top"][0][0]) == 3
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "the &lt;capital&gt;" in text
+    assert "http" not in text
+
+
+def test_capture_writes_what_the_library_reads(tiny: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.safetensors"
+    done = interp("capture", tiny, "the capital", "resid_post.*", "z.1.head-1", "--out", str(file), "--max-tokens", "3")
+    assert done.returncode == 0, done.stderr
+    cache = Cache.load(file)
+    assert [str(a) for a in cache] == ["resid_post.0", "resid_post.1", "z.1.head-1"]
+    assert cache["resid_post.1"].shape == (1, len(cache.tokens[0]), 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["points", "{tiny}", "--backend", "eagre"], "eager"),
+        (["describe", "/no/such/folder"], "neither a folder here nor a model"),
+        (["describe", "{tiny}", "-o", "attn_implementatoin=sdpa"], "attn_implementation"),
+        (["describe", "{tiny}", "-o", "nonsense"], "NAME=VALUE"),
+        (["capture", "{tiny}", "the", "resid_pots.1", "--out", "{out}"], "resid_post"),
+        (["capture", "{tiny}", "the", "resid_post.7", "--out", "{out}"], "0 to 1"),
+        (["capture", "{tiny}", "the", "resid_post.1", "--out", "/no/such/folder/x"], "folder does not exist"),
+        (["capture", "{tiny}", "the", "q_norm_in.1", "--out", "{out}"], "Instead"),
+        (["lens", "{tiny}", "the", "--positions", "9"], "positions 0 to"),
+        (["lens", "{tiny}", ""], "empty"),
+        (["describe", "{vit}"], "vit"),
+    ],
+)
+def test_bad_input_is_one_readable_line(tiny: str, tmp_path: Path, arguments: list[str], words: str) -> None:
+    vit = tmp_path / "vit"
+    ViTConfig().save_pretrained(vit)
+    names = {"tiny": tiny, "out": str(tmp_path / "out.safetensors"), "vit": str(vit)}
+    done = interp(*(argument.format(**names) for argument in arguments))
+    assert done.returncode == 1, done.stdout + done.stderr
+    line = " ".join(done.stderr.split("error:")[-1].split())
+    assert words in line
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_verbose_shows_the_traceback() -> None:
+    assert "Traceback" in interp("-v", "describe", "/no/such/folder").stderr
+
+
+def test_demo_of_another_model_runs_all_four_parts(tiny: str) -> None:
+    done = interp("demo", "--model", tiny)
+    assert done.returncode == 0, done.stderr
+    for part in ("1. What", "2. The logit lens", "3. Steering", "4. A refusal", "CapabilityUnsupported"):
+        assert part in done.stdout
+
+
+@pytest.mark.real_model
+def test_demo_says_paris() -> None:
+    record = json.loads(interp("demo", "--json").stdout)
+    assert record["lens"]["best"][-1] == " Paris"
+    assert record["lens"]["probability"][-1] > 0.7
+    assert record["steering"]["plain"] != record["steering"]["steered"]
+    assert record["refusal"]["why"]
