@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from interp_core.backend import BackendSpec
 from interp_core.configuration import read_configuration
-from interp_core.errors import BackendUnavailable, RequestError
+from interp_core.contained import call_plugin
+from interp_core.errors import BackendUnavailable, PluginUnavailable, RequestError
 from interp_core.facts import ModelFacts
 from interp_core.host import PluginHost, default_host
 from interp_core.options import check_options
@@ -86,7 +87,7 @@ def choose_backend(
     if spec is None:
         raise host.explain_missing_backend(name)
     if runnable:
-        found = spec.probe()
+        found = call_plugin("its availability probe", spec.owner, spec.probe)
         if not found.ok:
             raise BackendUnavailable(f"backend {name!r} (of {spec.owner}) cannot run here: {found.reason}")
     return spec, {}
@@ -121,7 +122,10 @@ def _reason_against(spec: BackendSpec, chosen: BackendSpec | None, skip: Mapping
         return skip[spec.name]
     if chosen is not None:
         return f"{chosen.name!r} ranks higher and is available"
-    found = spec.probe()
+    try:
+        found = call_plugin("its availability probe", spec.owner, spec.probe)
+    except PluginUnavailable as error:
+        return str(error)
     return "" if found.ok else found.reason
 
 

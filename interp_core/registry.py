@@ -15,6 +15,7 @@ from interp_core.address import Address
 from interp_core.architecture import Architecture
 from interp_core.backend import BackendSpec, support_of
 from interp_core.capabilities import Capability
+from interp_core.contained import call_plugin
 from interp_core.errors import PluginConflict
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
@@ -56,7 +57,7 @@ def complete_facts(config: Any, facts: ModelFacts, architecture: Architecture | 
     """Facts as the claiming architecture corrects them."""
     if architecture is None or architecture.facts is None:
         return facts
-    return architecture.facts(config, facts)
+    return call_plugin("facts of its architecture", architecture.owner, architecture.facts, config, facts)
 
 
 def build_profile(
@@ -139,7 +140,8 @@ def _where_present(support: Mapping[str, PointSupport], absent: Mapping[int | No
 
 def _basis(facts: ModelFacts, architecture: Architecture | None) -> ResidualBasis:
     if architecture is not None and architecture.residual_basis is not None:
-        return architecture.residual_basis(facts)
+        basis = architecture.residual_basis
+        return call_plugin("the residual basis of its architecture", architecture.owner, basis, facts)
     sequential = not any(layer.parallel for layer in facts.layers)
     if facts.n_streams > 1:
         return ResidualBasis(
@@ -163,7 +165,7 @@ def _basis(facts: ModelFacts, architecture: Architecture | None) -> ResidualBasi
 
 def _grad(spec: BackendSpec, facts: ModelFacts, options: Mapping[str, Any]) -> GradSupport:
     if spec.grad is not None:
-        return spec.grad(facts, options)
+        return call_plugin("the verdict on gradients", spec.owner, spec.grad, facts, options)
     return GradSupport(
         through_forward=False,
         blockers=(f"the backend {spec.name!r} does not run its forward under this process's autograd",),
@@ -176,5 +178,5 @@ def _static_sets(
 ) -> tuple[tuple[Address, ...], tuple[Address, ...]]:
     if spec.static is None:
         return (), ()
-    sets = spec.static(facts, options)
+    sets = call_plugin("the declaration of static sets", spec.owner, spec.static, facts, options)
     return resolve_addresses(sets.points, specs, facts), resolve_addresses(sets.writes, specs, facts)

@@ -116,8 +116,8 @@ def _rows(tokens: Any) -> tuple[list[list[Any]], bool]:
         return [list(tokens)], True
     if not all(nested):
         raise RequestError("tokens mixes ids and lists of ids; give a list of ids, or a list of lists")
-    rows: list[Any] = [t.tolist() if hasattr(t, "tolist") else list(t) for t in tokens]
-    return rows, False
+    rows: list[Any] = list(tokens)
+    return [list(row.tolist() if hasattr(row, "tolist") else row) for row in rows], False
 
 
 def _check_array(tokens: Any) -> None:

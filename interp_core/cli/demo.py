@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.markup import escape
 
 from interp_core.cli.console import out, print_json, working
 from interp_core.cli.inspect import show_profile
@@ -52,10 +53,11 @@ def demo(
         out.print(f"\n[bold]2. The logit lens[/bold]: what each layer would say after {PROMPT!r}\n")
         result = loaded.logit_lens(loaded.to_tokens(PROMPT), _some_layers(loaded))
         out.print(lens_table(loaded, result))
+        out.print(_answer_by_layer(loaded), soft_wrap=True)
         out.print("\n[bold]3. Steering[/bold] by a difference of activations\n")
         plain, steered, where = _steered(loaded)
-        out.print(f"plain:   {STORY}[green]{plain}[/green]", soft_wrap=True)
-        out.print(f"steered: {STORY}[red]{steered}[/red]", soft_wrap=True)
+        out.print(f"plain:   {STORY}[green]{escape(plain)}[/green]", soft_wrap=True)
+        out.print(f"steered: {STORY}[red]{escape(steered)}[/red]", soft_wrap=True)
         out.print(
             f"[dim]({STRENGTH:g} × the difference of {where} between {TOWARDS!r} and {AWAY_FROM!r})[/dim]",
             soft_wrap=True,
@@ -68,6 +70,17 @@ def _some_layers(model: InterpModel) -> list[int]:
     """About ten layers: early ones thinly, the last ones all."""
     n = model.n_layers
     return sorted({*range(0, n, max(1, n // 6)), *range(max(0, n - 5), n)})
+
+
+def _answer_by_layer(model: InterpModel) -> str:
+    """How probable the model's answer is after each of the last layers."""
+    layers = list(range(max(0, model.n_layers - 5), model.n_layers))
+    result = model.logit_lens(model.to_tokens(PROMPT), layers, model.vocab_size, positions="last")
+    answer = int(result.top_ids[-1, 0, 0])
+    found = result.top_probs[result.top_ids == answer].tolist()
+    word = escape(model.to_str_tokens([answer])[0].strip())
+    listed = ", ".join(f"layer {layer} {p:.3f}" for layer, p in zip(layers, found, strict=True))
+    return f"probability of [bold]{word}[/bold] after {PROMPT!r}: {listed}"
 
 
 def _steered(model: InterpModel) -> tuple[str, str, str]:

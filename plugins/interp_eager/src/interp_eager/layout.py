@@ -8,7 +8,7 @@ have by its facts, and does not, is an error; nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from attrs import define, field
 from torch import nn
