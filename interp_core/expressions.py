@@ -40,7 +40,7 @@ class Read:
 
 @frozen
 class Slice:
-    """Part of a wider tensor: its last axis is unflattened to ``shape`` and indexed by ``index``."""
+    """Part of a wider tensor: its last axis is unflattened to ``shape`` and indexed by ``index``, from the left."""
 
     of: Expression
     shape: tuple[int, ...] = field(converter=as_tuple)
@@ -126,7 +126,8 @@ def write_value(expression: Expression, leaf: Callable[[Read], Any], old: Any, n
 def _part(tensor: Any, piece: Slice) -> Any:
     if math.prod(piece.shape) != tensor.shape[-1]:
         raise ValueError(f"a fused tensor of width {tensor.shape[-1]} does not unflatten to {piece.shape}")
-    return tensor.unflatten(-1, piece.shape)[(..., *piece.index)]
+    rest = (slice(None),) * (len(piece.shape) - len(piece.index))
+    return tensor.unflatten(-1, piece.shape)[(..., *piece.index, *rest)]
 
 
 def _flat(tensor: Any, leading: int) -> Any:

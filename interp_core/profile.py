@@ -128,14 +128,9 @@ class ModelProfile:
 
     def read_refusal(self, address: Address) -> CapabilityUnsupported | None:
         """The error that reading ``address`` would raise, or ``None``."""
-        refused = self._capability_refusal("capture")
-        if refused is not None:
-            return self._at(refused, address)
-        if address.module_path is not None:
-            return self._capability_refusal("module_path")
-        missing = self._absence(address)
-        if missing is not None:
-            return missing
+        refused = self._common_refusal("capture", address)
+        if refused is not None or address.module_path is not None:
+            return refused
         support = self.support(address.name)
         if not support.readable:
             return self._refuse(_POINT_CAPABILITIES.get(address.name, "read_point"), support.why, address)
@@ -145,14 +140,9 @@ class ModelProfile:
 
     def write_refusal(self, address: Address) -> CapabilityUnsupported | None:
         """The error that writing ``address`` would raise, or ``None``."""
-        refused = self._capability_refusal("steer")
-        if refused is not None:
-            return self._at(refused, address)
-        if address.module_path is not None:
-            return self._capability_refusal("module_path")
-        missing = self._absence(address)
-        if missing is not None:
-            return missing
+        refused = self._common_refusal("steer", address)
+        if refused is not None or address.module_path is not None:
+            return refused
         support, spec = self.support(address.name), self.specs[address.name]
         if not (spec.writable and support.writable):
             return self._refuse("write_point", support.why, address)
@@ -191,6 +181,15 @@ class ModelProfile:
             architecture=self.architecture_name if name == "logit_lens" else None,
             owner=row.owner,
         )
+
+    def _common_refusal(self, capability: str, address: Address) -> CapabilityUnsupported | None:
+        """What reading and writing are refused for alike."""
+        refused = self._capability_refusal(capability)
+        if refused is not None:
+            return self._at(refused, address)
+        if address.module_path is not None:
+            return self._capability_refusal("module_path")
+        return self._absence(address)
 
     def _general_point_refusal(self, name: str) -> CapabilityUnsupported | None:
         # Rows about points as such: refused where no point at all could be served.
