@@ -33,7 +33,7 @@ class Check:
         proves: names of the points whose values it pins down.
         error: largest difference, relative to the largest value (see :func:`difference`).
         control: the same figure for a deliberately wrong variant; ``None`` where no variant exists.
-        tolerance: largest error that passes; the control must be above ten times that.
+        tolerance: largest error that passes; the control must be above five times that.
     """
 
     identity: str
@@ -46,7 +46,7 @@ class Check:
     @property
     def holds(self) -> bool:
         """Whether the identity holds and its control fails."""
-        return self.error <= self.tolerance and (self.control is None or self.control > 10 * self.tolerance)
+        return self.error <= self.tolerance and (self.control is None or self.control > 5 * self.tolerance)
 
 
 def difference(x: Tensor, y: Tensor) -> float:
