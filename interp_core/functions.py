@@ -180,6 +180,7 @@ def generate_stream(
     seed: int | None = None,
     stop: str | Sequence[str] | None = None,
     steering: Any = None,
+    attention_mask: Any = None,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
@@ -194,7 +195,7 @@ def generate_stream(
         CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
     """
     sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
-    batch = read_tokens(tokens, model.facts, room=sampling.max_tokens)
+    batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
     if not batch.single:
         raise RequestError("generate_stream takes one prompt; use generate for a batch, or one stream per prompt")
     stops, logprobs = read_stop(stop), _count(n_logprobs, model)

@@ -63,7 +63,6 @@ class Site:
 
     module: nn.Module
     leaf: Read
-    layer: int | None
     kept: bool = False
     direct: list[WriteJob] = field(factory=list)
     reads: list[ReadJob] = field(factory=list)
@@ -88,7 +87,7 @@ class Program:
     def site(self, leaf: Read, layer: int | None) -> Site:
         """The site of a leaf, made if it is new."""
         module = self.layout.module(leaf.role, None if leaf.role in self.layout.trunk else layer)
-        return self.sites.setdefault((id(module), leaf.side, leaf.slot), Site(module, leaf, layer))
+        return self.sites.setdefault((id(module), leaf.side, leaf.slot), Site(module, leaf))
 
     def key(self, leaf: Read, layer: int | None) -> SiteKey:
         """The key of a leaf's site."""

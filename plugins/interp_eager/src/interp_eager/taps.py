@@ -46,21 +46,21 @@ class Taps:
             tensor = self._write(site, write, tensor)
         return None if tensor is rows else _as_raw(tensor, raw, site.leaf)
 
-    def _leaf(self, site: Site, tensor: Tensor) -> Callable[[Read], Tensor]:
+    def _leaf(self, site: Site, layer: int | None, tensor: Tensor) -> Callable[[Read], Tensor]:
         def value(leaf: Read) -> Tensor:
-            key = self.program.key(leaf, site.layer)
+            key = self.program.key(leaf, layer)
             return tensor if key == site.key else self._scratch[key]
 
         return value
 
     def _read(self, site: Site, job: ReadJob, tensor: Tensor) -> None:
-        value = read_value(job.expression, self._leaf(site, tensor))
+        value = read_value(job.expression, self._leaf(site, job.address.layer, tensor))
         if job.axes:
             value = select(value, job.axes, job.coordinates)
         self.collector.add(job.address, value, job.wants, self.chunk)
 
     def _write(self, site: Site, job: WriteJob, tensor: Tensor) -> Tensor:
-        leaf = self._leaf(site, tensor)
+        leaf = self._leaf(site, job.items[0][1].address.layer, tensor)
         old = read_value(job.expression, leaf)
         new = old.clone()
         changed = False
