@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from interp_core.address import Address, AddressPattern
 from interp_core.converters import as_tuple
 from interp_core.errors import AddressError, RequestError
-from interp_core.operations import Apply, Cap, Operation, Replace, Swap
+from interp_core.operations import Ablate, Apply, Cap, Operation, Replace, Swap
 from interp_core.requests import Where, Write
 from interp_core.tokens import select_positions
 
@@ -167,11 +167,14 @@ def _checked(profile: ModelProfile, operation: Operation, address: Address) -> O
     for name in ("scale", "factor", "low", "high"):
         _check_number(operation, name, address)
     shape = profile.shape(address)
-    changes = {
-        name: _vector(getattr(operation, name), shape, f"{type(operation).__name__} at {address}: {name}", operation)
-        for name in type(operation).tensor_fields
-        if getattr(operation, name) is not None
-    }
+    changes = {}
+    for name in type(operation).tensor_fields:
+        what = f"{type(operation).__name__} at {address}: {name}"
+        value = getattr(operation, name)
+        if value is not None:
+            changes[name] = _vector(value, shape, what, operation)
+        elif not isinstance(operation, Ablate):
+            raise RequestError(f"{what} is missing")
     checked = evolve(operation, **changes)
     _check_directions(checked, address)
     return checked
