@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
@@ -57,6 +57,13 @@ class Cache(Mapping[Address, "Tensor"]):
             return parse_address(key) in self._tensors
         except AddressError:
             return False
+
+    def get(self, key: object, default: Any = None) -> Any:
+        """The tensor at ``key``, or ``default`` where it is not here."""
+        try:
+            return self[key]
+        except AddressError:
+            return default
 
     def __iter__(self) -> Iterator[Address]:
         return iter(self._tensors)
@@ -121,6 +128,11 @@ class Cache(Mapping[Address, "Tensor"]):
             raise RequestError("this cache is empty: there is nothing to save")
         meta = {name: getattr(self, name) for name in ("tokens", "lengths", "offsets", "positions")}
         tensors = {str(a): t.detach().contiguous().cpu() for a, t in self._tensors.items()}
+        owners = {t.untyped_storage().data_ptr(): name for name, t in tensors.items()}
+        # The format has no shared memory: of tensors that share, all but one are copied.
+        for name, tensor in tensors.items():
+            if owners[tensor.untyped_storage().data_ptr()] != name:
+                tensors[name] = tensor.clone()
         save_file(tensors, str(path), metadata={_METADATA: json.dumps(meta)})
         return Path(path)
 
@@ -135,15 +147,16 @@ class Cache(Mapping[Address, "Tensor"]):
 
         try:
             with safe_open(str(path), framework="pt") as file:
-                meta = json.loads((file.metadata() or {}).get(_METADATA, "null"))
+                written = (file.metadata() or {}).get(_METADATA)
+                if written is None:
+                    raise ModelUnavailable(f"{path} is a safetensors file, but not one that Cache.save wrote")
+                meta = json.loads(written)
                 tensors = {parse_address(key): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-        except (OSError, SafetensorError, json.JSONDecodeError) as error:
+            rows = tuple(tuple(r) for r in meta["tokens"])
+            positions = None if meta["positions"] is None else tuple(tuple(p) for p in meta["positions"])
+            return cls(tensors, rows, tuple(meta["lengths"]), tuple(meta["offsets"]), positions)
+        except (OSError, SafetensorError, json.JSONDecodeError, AddressError, LookupError, TypeError) as error:
             raise ModelUnavailable(f"{path} cannot be read as a saved cache: {error}") from error
-        if meta is None:
-            raise ModelUnavailable(f"{path} is a safetensors file, but not one that Cache.save wrote")
-        rows = tuple(tuple(r) for r in meta["tokens"])
-        positions = None if meta["positions"] is None else tuple(tuple(p) for p in meta["positions"])
-        return cls(tensors, rows, tuple(meta["lengths"]), tuple(meta["offsets"]), positions)
 
 
 def assemble(

@@ -89,13 +89,17 @@ class TextStream:
 
     def _certain_length(self, whole: str) -> int:
         # An unfinished character shows as one or more replacement characters at the end.
-        length = len(whole.rstrip(_INCOMPLETE))
-        for s in self.stop:
-            begun = next((n for n in range(len(s) - 1, 0, -1) if whole.endswith(s[:n])), 0)
-            length = min(length, len(whole) - begun)
-        return max(length, len(self._given))
+        # A stop string that has begun ends before it: that character may be the stop string's next.
+        complete = whole.rstrip(_INCOMPLETE)
+        held = max((_begun(complete, s) for s in self.stop), default=0)
+        return max(len(complete) - held, len(self._given))
 
     def _decode(self, ids: Sequence[int]) -> str:
         if not ids:
             return ""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of ``text`` may be the beginning of ``stop``."""
+    return next((n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n])), 0)

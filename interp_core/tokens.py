@@ -131,15 +131,13 @@ def _check_array(tokens: Any) -> None:
 
 
 def _unpad(rows: list[list[Any]], attention_mask: Any) -> tuple[list[list[Any]], list[int]]:
-    masks = attention_mask.tolist() if hasattr(attention_mask, "tolist") else list(attention_mask)
-    if masks and not isinstance(masks[0], list):
-        masks = [masks]
+    masks = _mask_rows(attention_mask)
     if [len(m) for m in masks] != [len(r) for r in rows]:
         raise RequestError("attention_mask has not the shape of tokens")
     kept, offsets = [], []
     for i, (row, mask) in enumerate(zip(rows, masks, strict=True)):
         real = [j for j, m in enumerate(mask) if m]
-        if set(mask) - {0, 1}:
+        if any(m not in (0, 1) for m in mask):
             raise RequestError(f"prompt {i}: attention_mask holds values other than 0 and 1")
         if not real:
             raise RequestError(f"prompt {i}: attention_mask leaves no token")
@@ -148,6 +146,18 @@ def _unpad(rows: list[list[Any]], attention_mask: Any) -> tuple[list[list[Any]],
         kept.append(row[real[0] : real[-1] + 1])
         offsets.append(real[0])
     return kept, offsets
+
+
+def _mask_rows(attention_mask: Any) -> list[list[Any]]:
+    values = attention_mask.tolist() if hasattr(attention_mask, "tolist") else attention_mask
+    if not isinstance(values, (list, tuple)):
+        raise RequestError(f"attention_mask is a tensor or lists of 0 and 1, not {type(attention_mask).__name__}")
+    masks = [m.tolist() if hasattr(m, "tolist") else m for m in values]
+    if not any(isinstance(m, (list, tuple)) for m in masks):
+        masks = [masks]
+    if not all(isinstance(m, (list, tuple)) for m in masks):
+        raise RequestError("attention_mask has not the shape of tokens")
+    return [list(m) for m in masks]
 
 
 def _check_row(row: list[Any], facts: ModelFacts, room: int, where: str) -> None:
