@@ -77,7 +77,7 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
 
 def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
     embeddings, first = get("embeddings", None), get("resid_pre", 0)
-    if embeddings is None or first is None or facts.positions == "learned":
+    if embeddings is None or first is None or facts.positions in ("learned", "other"):
         return
     factor = 1.0 if facts.embedding_scale_inside else facts.embedding_scale
     yield Check(

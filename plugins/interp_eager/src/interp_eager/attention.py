@@ -49,6 +49,9 @@ def watched(
 
     def found(layer: int, scores: Tensor, probs: Tensor) -> None:
         seen.add(layer)
+        if scores.dim() == 3:
+            # Heads folded into the batch.
+            scores, probs = (x.unflatten(0, (len(chunk.starts), -1)) for x in (scores, probs))
         for job in jobs[layer]:
             value = scores if job.address.name == "attn_scores" else probs
             head = job.address.coordinate("head")
@@ -95,7 +98,7 @@ class _Watch(TorchFunctionMode):
             self._layer = layer
             return out
         out = func(*args, **kwargs)
-        if func in _SOFTMAX and args[0].dim() == 4:
+        if func in _SOFTMAX and args[0].dim() in (3, 4):
             self._found(layer, _masked(args[0]), out)
         return out
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["bind"]
 
 # Families that apply the query and key norms after heads were moved in front of positions.
-_NORM_HEADS_FIRST: Final = frozenset({"gemma3_text", "gemma3", "exaone4", "olmo3_heads"})
+_NORM_HEADS_FIRST: Final = frozenset("apertus exaone4 exaone_moe gemma3 gemma3_text phi stablelm".split())
 
 _TRUNK: Final = {
     "embeddings": Binding(Read("embed")),
@@ -35,14 +35,20 @@ def bind(address: Address, facts: ModelFacts, layout: Layout) -> Binding:
     if address.name in ("mlp_pre", "mlp_pre_linear"):
         return Binding(_branch(address.name, layer, facts, layout))
     if address.name == "value":
-        return Binding(_value(layer, layout))
+        return Binding(_value(layer, facts, layout))
     if address.name == "resid_mid":
-        return _resid_mid(facts)
-    return Binding(_simple(facts)[address.name])
+        return _resid_mid(layer, facts, layout)
+    return Binding(_simple(layer, facts, layout)[address.name])
 
 
-def _simple(facts: ModelFacts) -> dict[str, Expression]:
+def _mlp_ends(layer: LayerFacts, layout: Layout) -> tuple[str, str]:
+    # A block without an MLP module has its two projections all the same.
+    return ("mlp", "mlp") if layout.has("mlp", layer.index) else ("mlp.up_proj", "mlp.down_proj")
+
+
+def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, Expression]:
     heads_first = facts.model_type in _NORM_HEADS_FIRST
+    mlp_first, mlp_last = _mlp_ends(layer, layout)
     return {
         "resid_pre": Read("block", "input"),
         "attn_in": Read("attn", "input"),
@@ -52,34 +58,42 @@ def _simple(facts: ModelFacts) -> dict[str, Expression]:
         "k_norm_out": Read("attn.k_norm", heads_first=heads_first),
         "z": Read("attn.o_proj", "input"),
         "attn_out": Read("attn.o_proj"),
-        "attn_out_post": _contribution("attn", facts.attn_post_norm, facts),
-        "mlp_in": Read("mlp", "input"),
+        "attn_out_post": _attn_contribution(facts),
+        "mlp_in": Read(mlp_first, "input"),
         "mlp_act": Read("mlp.down_proj", "input"),
-        "mlp_out": Read("mlp"),
-        "mlp_out_post": _contribution("mlp", facts.mlp_post_norm, facts),
+        "mlp_out": Read(mlp_last),
+        "mlp_out_post": _contribution("mlp_post_norm" if facts.mlp_post_norm else mlp_last, facts),
         "resid_post": Read("block"),
     }
 
 
-def _contribution(sublayer: str, post_norm: bool, facts: ModelFacts) -> Expression:
-    raw = Read(f"{sublayer}_post_norm") if post_norm else Read(sublayer)
+def _attn_contribution(facts: ModelFacts) -> Expression:
+    return _contribution("attn_post_norm" if facts.attn_post_norm else "attn", facts)
+
+
+def _contribution(role: str, facts: ModelFacts) -> Expression:
+    raw = Read(role)
     return raw if facts.residual_multiplier == 1.0 else Scale(raw, facts.residual_multiplier)
 
 
-def _resid_mid(facts: ModelFacts) -> Binding:
+def _resid_mid(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Binding:
     # The sum itself is the input of what follows; but the residual also flows past that module, so a write
     # must go into the sum's last term.
-    read = Read("mlp_pre_norm", "input") if facts.mlp_pre_norm else Read("mlp", "input")
-    return Binding(read, Sum(Read("block", "input"), _contribution("attn", facts.attn_post_norm, facts)))
+    read = Read("mlp_pre_norm" if facts.mlp_pre_norm else _mlp_ends(layer, layout)[0], "input")
+    return Binding(read, Sum(Read("block", "input"), _attn_contribution(facts)))
 
 
-def _value(layer: LayerFacts, layout: Layout) -> Expression:
+def _value(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Expression:
     if layout.has("attn.v_proj", layer.index):
         return Read("attn.v_proj")
     heads, kv_heads, width = layer.n_heads, layer.n_kv_heads, layer.v_head_dim
     if layout.has("attn.qkv_per_head", layer.index):
-        # Each head's query, key and value stand side by side.
-        return Slice(Read("attn.qkv_per_head"), (heads, 3, width), (slice(None), 2))
+        # Per group: its queries, then its key, then its value.
+        parts = heads // kv_heads + 2
+        return Slice(Read("attn.qkv_per_head"), (kv_heads, parts, width), (slice(None), parts - 1))
+    if facts.model_type == "codegen":
+        # Four blocks, whatever the size, each with its queries, then its values, then its keys.
+        return Slice(Read("attn.qkv_thirds"), (4, 3, heads * width // 4), (slice(None), 1))
     skipped = heads * layer.head_dim + kv_heads * layer.head_dim
     return Slice(Read("attn.qkv_thirds"), (skipped + kv_heads * width,), (slice(skipped, None),))
 

@@ -20,7 +20,15 @@ __all__ = ["Layout", "find_layout"]
 
 _LIST_NAMES: Final = ("layers", "h", "blocks", "block", "layer")
 _NOT_THE_TRUNK: Final = ("vision", "visual", "audio", "codec", "qformer", "encoder", "mtp", "draft")
-_FINAL_NORMS: Final = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm")
+_FINAL_NORMS: Final = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "layer_norm")
+
+_MLP_PRE_NORMS: Final = (
+    "post_attention_layernorm",
+    "ln_2",
+    "post_attention_norm",
+    "feedforward_layernorm",
+    "final_layer_norm",
+)
 
 _ATTENTION: Final = ("self_attn", "attn", "attention", "self_attention")
 _MLP: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -34,9 +42,9 @@ _WITHIN_ATTENTION: Final[Mapping[str, tuple[str, ...]]] = {
     "attn.k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
 }
 _WITHIN_MLP: Final[Mapping[str, tuple[str, ...]]] = {
-    "mlp.down_proj": ("down_proj", "c_proj", "dense_4h_to_h", "fc2"),
+    "mlp.down_proj": ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"),
     "mlp.gate_proj": ("gate_proj",),
-    "mlp.up_proj": ("up_proj", "c_fc", "dense_h_to_4h", "fc1"),
+    "mlp.up_proj": ("up_proj", "c_fc", "dense_h_to_4h", "fc1", "fc_in"),
     "mlp.gate_up_proj": ("gate_up_proj",),
 }
 
@@ -127,8 +135,13 @@ def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict
     for role, names, parts in (("attn", _ATTENTION, _WITHIN_ATTENTION), ("mlp", _MLP, _WITHIN_MLP)):
         module = _child(block, names)
         if module is None:
-            continue
-        roles[role] = module
+            if role == "attn":
+                continue
+            module = block  # OPT and its kin keep the projections of the MLP in the block itself
+        else:
+            roles[role] = module
+            if role == "attn":
+                module = _child(module, ("attention",)) or module  # GPT-Neo wraps the one that works
         for inner, inner_names in parts.items():
             part = _child(module, inner_names)
             if part is not None:
@@ -141,13 +154,14 @@ def _norm_roles(block: nn.Module, facts: ModelFacts) -> dict[str, nn.Module]:
     """Which norm is which depends on how many there are: ``post_attention_layernorm`` is two different things."""
     names: dict[str, tuple[str, ...]] = {}
     if facts.attn_post_norm:
-        names["attn_post_norm"] = ("post_self_attn_layernorm", "post_attention_layernorm")
+        names["attn_post_norm"] = ("post_self_attn_layernorm", "post_norm1", "post_attention_layernorm")
     if facts.mlp_post_norm:
-        names["mlp_post_norm"] = ("post_mlp_layernorm", "post_feedforward_layernorm")
+        names["mlp_post_norm"] = ("post_norm2", "post_mlp_layernorm", "post_feedforward_layernorm")
     if facts.mlp_pre_norm:
-        plain = ("post_attention_layernorm", "ln_2", "post_attention_norm")
-        names["mlp_pre_norm"] = ("pre_feedforward_layernorm", "pre_mlp_layernorm") if facts.attn_post_norm else plain
-        if hasattr(block, "post_self_attn_layernorm"):
+        names["mlp_pre_norm"] = ("pre_feedforward_layernorm", "pre_mlp_layernorm")
+        if not facts.attn_post_norm:
+            names["mlp_pre_norm"] += _MLP_PRE_NORMS
+        elif hasattr(block, "post_self_attn_layernorm") or hasattr(block, "post_norm1"):
             names["mlp_pre_norm"] = ("post_attention_layernorm",)
     found = {role: _child(block, options) for role, options in names.items()}
     return {role: module for role, module in found.items() if module is not None}
