@@ -66,7 +66,7 @@ class InterpHooks:
                     capabilities={"capture"},
                 )]
         """
-        raise NotImplementedError
+        return ()
 
     @hookspec
     def interp_architectures(self) -> Sequence[Architecture]:
@@ -94,7 +94,7 @@ class InterpHooks:
                     bindings={"eager": "my_package.eager:BINDINGS"},
                 )]
         """
-        raise NotImplementedError
+        return ()
 
     @hookspec
     def interp_capabilities(self) -> Sequence[Capability]:
@@ -119,4 +119,4 @@ class InterpHooks:
                     instead="backend='my-engine'",
                 )]
         """
-        raise NotImplementedError
+        return ()

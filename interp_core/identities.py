@@ -33,7 +33,7 @@ class Check:
         proves: names of the points whose values it pins down.
         error: largest difference, relative to the largest value (see :func:`difference`).
         control: the same figure for a deliberately wrong variant; ``None`` where no variant exists.
-        tolerance: largest error that passes; the control must be above five times that.
+        tolerance: largest error that passes; the control must be above ten times that.
     """
 
     identity: str
@@ -46,7 +46,7 @@ class Check:
     @property
     def holds(self) -> bool:
         """Whether the identity holds and its control fails."""
-        return self.error <= self.tolerance and (self.control is None or self.control > 5 * self.tolerance)
+        return self.error <= self.tolerance and (self.control is None or self.control > 10 * self.tolerance)
 
 
 def difference(x: Tensor, y: Tensor) -> float:
@@ -149,10 +149,24 @@ def _sum(
         identity=identity,
         layer=layer,
         proves=(*name, *(("resid_mid",) if "resid_mid" in identity else ()), "resid_pre", "resid_post"),
-        error=difference(value, total),
-        control=difference(wrong, total),
+        error=_misfit(value, total, terms),
+        control=_misfit(wrong, total, terms),
         tolerance=tolerance,
     )
+
+
+def _misfit(value: Tensor, total: Tensor, terms: tuple[Tensor, ...]) -> float:
+    """Largest difference beyond rounding, relative to what the contributions change, not to the residual.
+
+    A residual can be ten thousand times a contribution: measured against it, a wrong contribution would pass.
+    """
+    import torch
+
+    sizes = [term.double().abs() for term in (*terms, total)]
+    rounding = torch.finfo(total.dtype).eps * sum(sizes[1:], sizes[0])
+    excess = ((value.double() - total.double()).abs() - rounding).clamp(min=0)
+    changed = (total.double() - terms[0].double()).abs().max()
+    return float(excess.max() / changed) if float(changed) else float(excess.max())
 
 
 def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
 from attrs import field, frozen
 
-from interp_core.address import COORDINATE_AXES, Address
+from interp_core.address import Address
 from interp_core.architecture import Architecture
 from interp_core.backend import BackendSpec
 from interp_core.capabilities import Capability
@@ -150,10 +149,6 @@ class ModelProfile:
             return self._undeclared(address, "static_writes")
         return None
 
-    def lens_refusal(self) -> CapabilityUnsupported | None:
-        """The error that the logit lens would raise, or ``None``."""
-        return self._capability_refusal("logit_lens")
-
     def describe(self) -> dict[str, Any]:
         """One JSON-able record of it all."""
         from interp_core.description import describe_profile
@@ -266,11 +261,3 @@ class ModelProfile:
             layer=address.layer,
             owner=refused.owner,
         )
-
-    def coordinate_names(self, name: str) -> tuple[str, ...]:
-        """Coordinates that the point ``name`` takes."""
-        return tuple(c for c, axis in COORDINATE_AXES.items() if axis in self.specs[name].axes)
-
-    def with_(self, **changes: Any) -> ModelProfile:
-        """A copy with some fields changed."""
-        return attrs.evolve(self, **changes)

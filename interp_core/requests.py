@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import field, frozen
 
@@ -171,6 +171,3 @@ class GenerationRun(Protocol):
 
     def close(self) -> None:
         """End it and free what it holds. May be called twice."""
-
-
-Options = Mapping[str, Any]

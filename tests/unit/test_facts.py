@@ -11,16 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
+from transformers.models.auto import modeling_auto
 
-transformers = pytest.importorskip("transformers")
-
-from transformers.models.auto import modeling_auto  # noqa: E402
-
-import interp_core.facts_reader as reader  # noqa: E402
-from interp_core.errors import ModelUnavailable  # noqa: E402
-from interp_core.facts import ModelFacts  # noqa: E402
-from interp_core.facts_reader import read_facts  # noqa: E402
-from interp_core.families import FAMILIES  # noqa: E402
+import interp_core.facts_reader as reader
+from interp_core.errors import ModelUnavailable
+from interp_core.facts import ModelFacts
+from interp_core.facts_reader import read_facts
+from interp_core.families import FAMILIES
 
 transformers.logging.set_verbosity_error()
 

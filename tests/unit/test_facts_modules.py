@@ -12,15 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from attrs import frozen
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from attrs import frozen  # noqa: E402
-
-from interp_core.facts import LayerFacts, ModelFacts  # noqa: E402
-from interp_core.facts_reader import read_facts  # noqa: E402
-from interp_core.families import FAMILIES  # noqa: E402
+from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.facts_reader import read_facts
+from interp_core.families import FAMILIES
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
