@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pluggy
@@ -16,68 +15,25 @@ import pytest
 from attrs import define, frozen
 
 from interp_core._version import __version__
-from interp_core.architecture import Architecture, Claim
 from interp_core.backend import BackendSpec
-from interp_core.capabilities import CORE_CAPABILITIES, Capability
-from interp_core.errors import BackendUnavailable, PluginConflict, PluginUnavailable
+from interp_core.capabilities import CORE_CAPABILITIES
+from interp_core.errors import PluginConflict, PluginUnavailable
 from interp_core.hookspecs import InterpHooks, hookimpl
-from interp_core.host import PluginHost, PluginRecord, PluginWarning, default_host
-from interp_core.points import PointSpec, hook
-
-
-def backend(name: str, **changes: Any) -> BackendSpec:
-    return BackendSpec(**{"name": name, "summary": "A backend.", "factory": "nowhere.engine:Engine", **changes})
-
-
-def architecture(name: str, *points: PointSpec, **changes: Any) -> Architecture:
-    claim = Claim(model_types={name})
-    return Architecture(**{"name": name, "summary": "A trunk.", "claim": claim, "points": points, **changes})
-
-
-def point(name: str, *, axes: tuple[str, ...] = ("d_model",), scope: str = "layer", **changes: Any) -> PointSpec:
-    return PointSpec(name=name, scope=scope, axes=axes, definition="A tensor.", **changes)
-
-
-def row(name: str, **changes: Any) -> Capability:
-    return Capability(**{"name": name, "what": "A thing.", "why": "No reason.", "instead": "nothing", **changes})
-
-
-def plugin(
-    *, backends: Any = None, architectures: Any = None, capabilities: Any = None, **functions: Callable[..., Any]
-) -> types.ModuleType:
-    """A plugin module with the given records, and with functions of the given names, all marked."""
-    module = types.ModuleType("made_up")
-    for kind, value in (("backends", backends), ("architectures", architectures), ("capabilities", capabilities)):
-        if value is not None:
-            functions.setdefault(f"interp_{kind}", lambda value=value: value)
-    for name, function in functions.items():
-        setattr(module, name, hookimpl(function))
-    return module
-
-
-def host_of(*plugins: tuple[str, Any], **environ: str) -> PluginHost:
-    return PluginHost(discover=False, plugins=plugins, environ=environ)
-
-
-def loaded(*plugins: tuple[str, Any], **environ: str) -> PluginHost:
-    """A loaded host, its warnings left to tests that look at them."""
-    host = host_of(*plugins, **environ)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PluginWarning)
-        host.load()
-    return host
-
-
-def record_of(host: PluginHost, name: str) -> PluginRecord:
-    (found,) = [record for record in host.records if record.name == name]
-    return found
-
-
-GOOD = ("good", plugin(backends=[backend("good")]))
-
-
-def boom(*_: Any) -> Any:
-    raise OSError("the disk\nis on fire")
+from interp_core.host import PluginHost, PluginWarning, default_host
+from interp_core.points import hook
+from tests.plugins.fakes import (
+    CONFLICTS,
+    GOOD,
+    architecture,
+    backend,
+    boom,
+    host_of,
+    loaded,
+    plugin,
+    point,
+    record_of,
+    row,
+)
 
 
 def leave() -> Any:
@@ -342,106 +298,6 @@ def test_pluggy_alone_would_refuse_the_second_twin() -> None:
         manager.register(Twin(), name="b")
 
 
-CONFLICTS: dict[str, tuple[Any, Any, str]] = {
-    "backend": (plugin(backends=[backend("x")]), plugin(backends=[backend("x"), backend("y")]), "backend name 'x'"),
-    "architecture": (
-        plugin(architectures=[architecture("x")]),
-        plugin(architectures=[architecture("x")]),
-        "architecture name 'x'",
-    ),
-    "capability": (plugin(capabilities=[row("x")]), plugin(capabilities=[row("x")]), "capability name 'x'"),
-    "axes of a point": (
-        plugin(architectures=[architecture("one", point("x"))]),
-        plugin(architectures=[architecture("two", point("x", axes=("heads", "head_dim")))]),
-        "point 'x' is defined with different meanings",
-    ),
-    "scope of a point": (
-        plugin(architectures=[architecture("one", point("x"))]),
-        plugin(architectures=[architecture("two", point("x", scope="trunk"))]),
-        "point 'x' is defined with different meanings",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", CONFLICTS)
-def test_two_owners_of_one_name_are_both_refused_whatever_the_order(kind: str) -> None:
-    first, second, phrase = CONFLICTS[kind]
-    plugins = [("alpha", first), ("beta", second), GOOD]
-    hosts = [loaded(*order) for order in itertools.permutations(plugins)]
-    for host in hosts:
-        assert host.records == hosts[0].records
-        assert set(host.backends) == {"good"}
-        assert dict(host.architectures) == {}
-        assert dict(host.capabilities) == dict(CORE_CAPABILITIES)
-        for name in ("alpha", "beta"):
-            found = record_of(host, name)
-            assert found.status == "conflict"
-            assert phrase in found.reason
-            assert "alpha and beta" in found.reason
-            assert "INTERP_DISABLE_PLUGINS=alpha or INTERP_DISABLE_PLUGINS=beta" in found.reason
-            assert isinstance(found.error, PluginConflict)
-
-
-@pytest.mark.parametrize("kind", CONFLICTS)
-@pytest.mark.parametrize("off", ["alpha", "beta"])
-def test_the_way_out_of_a_conflict_works(kind: str, off: str) -> None:
-    first, second, _ = CONFLICTS[kind]
-    host = loaded(("alpha", first), ("beta", second), INTERP_DISABLE_PLUGINS=off)
-    statuses = {record.name: record.status for record in host.records}
-    assert statuses == {"alpha": "active", "beta": "active"} | {off: "blocked"}
-
-
-def test_points_that_agree_are_no_conflict() -> None:
-    first = plugin(architectures=[architecture("one", point("x"))])
-    second = plugin(architectures=[architecture("two", evolve_words(point("x")))])
-    assert [record.status for record in loaded(("a", first), ("b", second)).records] == ["active", "active"]
-
-
-def evolve_words(spec: PointSpec) -> PointSpec:
-    return PointSpec(name=spec.name, scope=spec.scope, axes=spec.axes, definition="The same tensor in other words.")
-
-
-def test_a_chain_of_conflicts_takes_all_of_it() -> None:
-    # If conflicts were settled one after the other, who is left would depend on the order.
-    plugins = [
-        ("a", plugin(backends=[backend("x")])),
-        ("b", plugin(backends=[backend("x"), backend("y")])),
-        ("c", plugin(backends=[backend("y")])),
-    ]
-    for order in itertools.permutations(plugins):
-        host = loaded(*order)
-        assert [record.status for record in host.records] == ["conflict"] * 3
-        both = record_of(host, "b").reason
-        assert "'x' is claimed by a and b" in both
-        assert "'y' is claimed by b and c" in both
-        healed = loaded(*order, INTERP_DISABLE_PLUGINS="b")
-        assert set(healed.backends) == {"x", "y"}
-
-
-def test_a_failed_plugin_holds_no_name_against_others() -> None:
-    late = plugin(backends=[backend("x")], interp_capabilities=boom)
-    host = loaded(("bad", late), ("fine", plugin(backends=[backend("x")])))
-    assert record_of(host, "fine").status == "active"
-    assert host.backends["x"].owner == "fine"
-
-
-@pytest.mark.parametrize(
-    ("taken", "phrase"),
-    [
-        (plugin(capabilities=[row("capture")]), "capability 'capture' belongs to interp-core"),
-        (plugin(architectures=[architecture("a", point("resid_post"))]), "general point 'resid_post' belongs to"),
-    ],
-)
-def test_what_is_the_cores_cannot_be_taken(taken: Any, phrase: str) -> None:
-    host = loaded(("thief", taken), GOOD)
-    found = record_of(host, "thief")
-    assert found.status == "conflict"
-    assert phrase in found.reason
-    assert "INTERP_DISABLE_PLUGINS=thief" in found.reason
-    assert host.capabilities["capture"] is CORE_CAPABILITIES["capture"]
-    assert set(host.backends) == {"good"}
-
-
 def test_three_plugins_of_one_name_are_all_refused_and_never_called() -> None:
     calls: list[str] = []
     same = plugin(interp_backends=lambda: calls.append("called"))
@@ -560,80 +416,6 @@ def test_names_of_objects_given_without_one() -> None:
     host = PluginHost(discover=False, plugins=[Twin(), plugin(backends=[])], environ={})
     assert [record.name for record in host.records] == ["Twin", "made_up"]
 
-
-# ------------------------------------------------------------------------------ a backend that is not there
-
-
-def test_a_backend_that_nobody_has_names_the_distribution_to_install() -> None:
-    for name, distribution in (("eager", "interp-eager"), ("vllm-static", "interp-vllm"), ("Jax", "interp-jax")):
-        error = loaded().explain_missing_backend(name)
-        assert type(error) is BackendUnavailable
-        assert repr(name) in str(error)
-        assert f"pip install {distribution})" in str(error)
-        assert error.__cause__ is None
-
-
-def test_a_misspelt_backend_gets_the_likely_name_and_the_valid_ones() -> None:
-    host = loaded(("e", plugin(backends=[backend("eager"), backend("numpy")])))
-    error = host.explain_missing_backend("eagr")
-    assert type(error) is BackendUnavailable
-    assert "Did you mean 'eager'?" in str(error)
-    assert "eager, numpy" in str(error)
-    # To install whatever was typed would be bad advice here.
-    assert "pip install" not in str(error)
-    assert "Did you mean" not in str(host.explain_missing_backend("vllm"))
-
-
-@pytest.mark.parametrize("name", ["", "a b", "../x", "x;rm", "é"])
-def test_a_name_that_no_distribution_can_have_is_not_offered_for_install(name: str) -> None:
-    error = loaded(GOOD).explain_missing_backend(name)
-    assert type(error) is BackendUnavailable
-    assert "pip install" not in str(error)
-    assert "Valid: good" in str(error)
-
-
-def test_what_a_failed_plugin_is_known_to_own_is_refused_from_the_cause() -> None:
-    host = loaded(("odd_name", plugin(backends=[backend("turbo")], interp_capabilities=boom)), GOOD)
-    error = host.explain_missing_backend("turbo")
-    assert type(error) is PluginUnavailable
-    assert isinstance(error.__cause__, OSError)
-    assert "'turbo' belongs to the plugin 'odd_name'" in str(error)
-    assert "failed to load. Its hook interp_capabilities raised OSError" in str(error)
-    near = host.explain_missing_backend("trubo")
-    assert type(near) is BackendUnavailable
-    assert "Did you mean 'turbo'? The backend 'turbo' belongs to the plugin 'odd_name'" in str(near)
-
-
-@pytest.mark.parametrize("asked", ["turbo", "turbo-static"])
-@pytest.mark.parametrize("name", ["turbo", "interp-turbo", "interp_turbo"])
-def test_what_a_failed_plugin_most_likely_owns_is_refused_from_the_cause(name: str, asked: str) -> None:
-    host = loaded((name, plugin(interp_backends=boom)), GOOD)
-    error = host.explain_missing_backend(asked)
-    assert type(error) is PluginUnavailable
-    assert isinstance(error.__cause__, OSError)
-    assert "most likely belongs" in str(error)
-
-
-def test_a_conflict_and_a_switched_off_plugin_are_refused_each_in_its_words() -> None:
-    first, second, _ = CONFLICTS["backend"]
-    error = loaded(("a", first), ("b", second)).explain_missing_backend("y")
-    assert type(error) is PluginUnavailable
-    assert isinstance(error.__cause__, PluginConflict)
-    assert "cannot be used" in str(error)
-    error = loaded(GOOD, INTERP_PLUGINS="").explain_missing_backend("good")
-    assert type(error) is PluginUnavailable
-    assert error.__cause__ is None
-    assert "is switched off. Not in the allow list INTERP_PLUGINS." in str(error)
-
-
-def test_a_silent_failed_plugin_is_mentioned_but_not_accused() -> None:
-    host = loaded(("acme", plugin(interp_backends=boom)), GOOD)
-    error = host.explain_missing_backend("warp")
-    assert type(error) is BackendUnavailable
-    assert "acme (acme, failed)" in str(error)
-
-
-# ----------------------------------------------------------------------------------------------- importing
 
 HEAVY = ("torch", "transformers", "vllm", "numpy", "importlib_metadata", "packaging")
 

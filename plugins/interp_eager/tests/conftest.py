@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_families import FAMILIES, save
+from tiny_families import save
 
 from interp_core import InterpModel, load_model
 
@@ -18,13 +18,6 @@ torch.set_num_threads(1)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the tiny checkpoints are."""
     return tmp_path_factory.mktemp("families")
-
-
-@pytest.fixture(scope="session", params=sorted(FAMILIES))
-def model(request: pytest.FixtureRequest, folders: Path) -> Iterator[InterpModel]:
-    """One tiny model of each family, float32."""
-    with load_model(save(request.param, folders), backend="eager", dtype="float32") as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import tiny_families
-import torch
 import transformers as hf
 from tiny_families import _GROUPED, _MIXED, _SIZES, _WIDE
 
@@ -90,18 +89,5 @@ def save(family: str, root: Path) -> str:
     """The folder of a family's checkpoint, made at first use."""
     if family in tiny_families.FAMILIES:
         return tiny_families.save(family, root)
-    folder = root / family
-    if folder.is_dir():
-        return str(folder)
-    torch.manual_seed(0)
     auto = hf.AutoModelForImageTextToText if family.endswith("-wrapper") else hf.AutoModelForCausalLM
-    model = auto.from_config(MORE[family](), attn_implementation="eager").float().eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
-                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-            elif any(part in name for part in ("q_proj", "k_proj", "qkv", "c_attn", "query_key_value")):
-                parameter.mul_(8.0)  # so that scores are large enough for softcaps and windows to matter
-    model.save_pretrained(folder)
-    return str(folder)
+    return tiny_families.write(MORE[family], root / family, auto)

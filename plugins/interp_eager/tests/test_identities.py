@@ -1,26 +1,30 @@
 """The identities on every family of ``families``, the served points against bare hooks at paths written down here.
 
-Numbers in names of tests are those of the list of identities in the project's table of points. What
-``test_numbers`` already asks of the common families is asked here of the others too.
+Numbers in names of tests are those of the list of identities in the project's table of points.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import families
 import pytest
 import torch
-from test_numbers import TIGHT, check_logits, check_modules, served
+from checks import (
+    TIGHT,
+    Table,
+    check_bare_hooks,
+    check_identities_1_to_5,
+    check_logits,
+    check_modules,
+    check_writes,
+    hf_logits,
+)
 from tiny_families import PROMPT
 
-from interp_core import Add, InterpModel, load_model, run_with_cache
-from interp_core.identities import activations, difference
-from interp_core.verify import verify
-
-Table = dict[str, tuple[str, str]]
+from interp_core import CapabilityUnsupported, InterpModel, load_model, run_with_cache
+from interp_core.identities import difference
 
 
 def parts(
@@ -126,91 +130,34 @@ def family(request: pytest.FixtureRequest, folders: Path) -> Iterator[tuple[str,
         yield request.param, model
 
 
-def hf_model(model: InterpModel) -> Any:
-    backend: Any = model.session.backend()
-    return backend.model
-
-
 def test_identities_1_to_5(family: tuple[str, InterpModel]) -> None:
-    name, model = family
-    found = verify(model, PROMPT)
-    assert found.ok, found.failed()
-    per_layer = {"act(mlp_pre)", "attn_probs @ value", "the softmax of attn_scores", "exactly the keys"}
-    if model.facts.activation not in activations():
-        assert name == "apertus"  # its activation has weights of its own
-        per_layer.discard("act(mlp_pre)")
-    for layer in model.facts.layers:
-        sums = {"resid_pre + attn_out_post"} | (set() if layer.parallel else {"resid_mid + mlp_out_post"})
-        chain = {"resid_post is the next"} if layer.index + 1 < model.n_layers else set()
-        here = [check for check in found.checks if check.layer == layer.index]
-        for start in per_layer | sums | chain:
-            assert sum(check.identity.startswith(start) for check in here) == 1, (layer.index, start)
-        assert len(here) == len(per_layer | sums | chain)
-    one_key = name in ("llama-one_key", "falcon-one_key", "gpt_bigcode")
-    for check in found.checks:
-        assert check.control is not None or (one_key and check.identity.startswith("attn_probs @ value"))
+    check_identities_1_to_5(family[1], family[0])
 
 
 def test_identity_3_modules(family: tuple[str, InterpModel]) -> None:
-    name, model = family
-    if "mlp_in" in PATHS[name] and PATHS[name]["mlp_in"][0] != "fc1":
-        check_modules(model)
+    check_modules(family[1])
 
 
 def test_identity_6_logits(family: tuple[str, InterpModel]) -> None:
     check_logits(family[1])
 
 
-def test_identity_8_writes(family: tuple[str, InterpModel]) -> None:
-    """A zero is bit-equal to nothing; a large vector changes exactly what it should from its position on."""
-    _, model = family
-    ends = [f"resid_post.{model.n_layers - 1}", "final_norm"]
-    plain = run_with_cache(model, PROMPT, ends)
-    for address in served(model, write=True):
-        shape = model.profile.shape(address)
-        end = ends[1] if str(address) == "final_norm" else ends[0]
-        same = run_with_cache(model, PROMPT, ends, steering=[Add(address, torch.zeros(shape))])
-        assert all(torch.equal(same[key], plain[key]) for key in ends), address
-        vector = torch.linspace(-3, 5, torch.Size(shape).numel())
-        before = run_with_cache(model, PROMPT, [address])[address][0].flatten(1)
-        with model.steer(Add(address, vector, scale=4.0), positions=[2]):
-            changed = run_with_cache(model, PROMPT, list(dict.fromkeys([str(address), *ends])))
-        after = changed[address][0].flatten(1)
-        assert difference(after[2], before[2] + 4.0 * vector) < 1e-4, address
-        assert torch.equal(after[:2], before[:2]), address
-        assert torch.equal(changed[end][0, :2], plain[end][0, :2]), address
-        assert not torch.equal(changed[end][0, 2], plain[end][0, 2]), address
+def test_identity_8_writes_at_every_point_and_layer(family: tuple[str, InterpModel]) -> None:
+    check_writes(family[1], {None, *range(family[1].n_layers)})
 
 
 def test_identity_10_bare_hooks(family: tuple[str, InterpModel]) -> None:
     name, model = family
-    table, trunk = PATHS[name], hf_model(model)
-    blocks = trunk.get_submodule(BLOCKS.get(name, "model.layers"))
-    seen: dict[str, torch.Tensor] = {}
+    check_bare_hooks(model, PATHS[name], BLOCKS.get(name, "model.layers"))
 
-    def keep(key: str, side: str) -> Any:
-        def hook(_module: Any, args: Any, kwargs: Any, out: Any = None) -> None:
-            value = out if side == "out" else args[0] if args else kwargs["hidden_states"]
-            seen[key] = (value if torch.is_tensor(value) else value[0]).clone()
 
-        return hook
-
-    handles = []
-    for i, block in enumerate(blocks):
-        for point, (path, side) in table.items():
-            part = block.get_submodule(path)
-            register = part.register_forward_pre_hook if side == "in" else part.register_forward_hook
-            handles.append(register(keep(f"{point}.{i}", side), with_kwargs=True))
-    try:
-        cache = run_with_cache(model, PROMPT, [f"{point}.{i}" for point in table for i in range(model.n_layers)])
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert len(seen) == len(table) * model.n_layers
-    for key, want in seen.items():
-        heads_first = want.dim() == 4 and want.shape[1] != len(PROMPT)
-        rows = want.transpose(1, 2) if heads_first else want
-        assert torch.equal(cache[key].flatten(), rows.flatten()), key
+def test_parallel_blocks_refuse_resid_mid(family: tuple[str, InterpModel]) -> None:
+    _, model = family
+    if any(layer.parallel for layer in model.facts.layers):
+        with pytest.raises(CapabilityUnsupported, match="parallel"):
+            run_with_cache(model, PROMPT, ["resid_mid.0"])
+    else:
+        assert "resid_mid.0" in run_with_cache(model, PROMPT, ["resid_mid.0"])
 
 
 def test_attention_is_the_same_on_every_kernel(family: tuple[str, InterpModel], folders: Path) -> None:
@@ -226,10 +173,10 @@ def test_attention_is_the_same_on_every_kernel(family: tuple[str, InterpModel], 
         assert difference(got[key].nan_to_num(neginf=0), want[key].nan_to_num(neginf=0)) < TIGHT, key
 
 
-def test_batches_and_generation_equal_one_forward(family: tuple[str, InterpModel]) -> None:
+def test_batches_equal_one_by_one(family: tuple[str, InterpModel]) -> None:
     _, model = family
-    points = ["resid_post.*", "attn_probs.1", "attn_scores.2", "value.0", "lm_head"]
     rows = [PROMPT, PROMPT[:3], PROMPT[2:8]]
+    points = [f"resid_post.{i}" for i in range(model.n_layers)] + ["lm_head", "attn_probs.1", "z.1.head-2"]
     batch = run_with_cache(model, rows, points)
     padded = torch.zeros(3, len(PROMPT) + 2, dtype=torch.long)
     mask = torch.zeros_like(padded)
@@ -237,13 +184,29 @@ def test_batches_and_generation_equal_one_forward(family: tuple[str, InterpModel
         padded[i, -len(row) :], mask[i, -len(row) :] = torch.tensor(row), 1
     left = run_with_cache(model, padded, points, attention_mask=mask)
     for i, row in enumerate(rows):
-        alone, n = run_with_cache(model, row, points), len(row)
-        for key in alone:
-            got = batch[key][i, :, :n, :n] if key.name.startswith("attn_") else batch[key][i, :n]
-            assert difference(got.nan_to_num(neginf=0), alone[key][0].nan_to_num(neginf=0)) < TIGHT, key
-            got = left[key][i, :, -n:, -n:] if key.name.startswith("attn_") else left[key][i, -n:]
-            assert difference(got.nan_to_num(neginf=0), alone[key][0].nan_to_num(neginf=0)) < TIGHT, key
+        n = len(row)
+        alone = run_with_cache(model, row, points)
+        for key in points:
+            want = alone[key][0]
+            pair = key.startswith("attn_probs")
+            got = batch[key][i, :, :n, :n] if pair else batch[key][i, :n]
+            assert difference(got, want) < TIGHT, key
+            got = left[key][i, :, -n:, -n:] if pair else left[key][i, -n:]
+            assert difference(got, want) < TIGHT, key
+            rest = batch[key][i, :, n:] if pair else batch[key][i, n:]
+            assert not bool(rest.any()), key
+
+
+def test_capture_while_generating_equals_one_forward(family: tuple[str, InterpModel]) -> None:
+    _, model = family
+    points = ["resid_post.3", "attn_probs.0", "attn_scores.2", "lm_head"]
     completion, grown = model.capture_generation(PROMPT, points, max_tokens=6, ignore_eos=True)
-    once = run_with_cache(model, [*PROMPT, *completion.token_ids[:-1]], points)
-    for key in once:
-        assert difference(grown[key].nan_to_num(neginf=0), once[key].nan_to_num(neginf=0)) < TIGHT, key
+    whole = [*PROMPT, *completion.token_ids[:-1]]
+    once = run_with_cache(model, whole, points)
+    for key in points:
+        assert grown[key].shape == once[key].shape, key
+        a, b = grown[key].nan_to_num(neginf=-1e4), once[key].nan_to_num(neginf=-1e4)
+        assert difference(a, b) < TIGHT, key
+    greedy = [int(row.argmax()) for row in hf_logits(model, whole)[len(PROMPT) - 1 :]]
+    assert list(completion.token_ids) == greedy
+    assert list(model.generate(PROMPT, max_tokens=6, ignore_eos=True).token_ids) == greedy

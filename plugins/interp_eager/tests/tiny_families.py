@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-__all__ = ["FAMILIES", "PROMPT", "save"]
+__all__ = ["FAMILIES", "PROMPT", "save", "write"]
 
 PROMPT = [5, 9, 11, 5, 77, 120, 42, 8, 200, 31]
 
@@ -50,11 +50,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 def save(family: str, root: Path) -> str:
     """The folder of a family's checkpoint, made at first use."""
-    folder = root / family
+    return write(FAMILIES[family], root / family)
+
+
+def write(config: Callable[[], Any], folder: Path, auto: Any = hf.AutoModelForCausalLM) -> str:
+    """A checkpoint of a random model, unless the folder is there."""
     if folder.is_dir():
         return str(folder)
     torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(FAMILIES[family](), attn_implementation="eager").float().eval()
+    model = auto.from_config(config(), attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
