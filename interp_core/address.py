@@ -6,7 +6,6 @@ is answered by that model's profile (:mod:`interp_core.resolution`).
 
 from __future__ import annotations
 
-import operator
 import re
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from attrs import field, frozen
 
 from interp_core.converters import as_tuple
 from interp_core.errors import AddressError, unknown_name
+from interp_core.scalars import whole_number
 
 __all__ = ["COORDINATE_AXES", "Address", "AddressPattern", "parse_address", "parse_pattern"]
 
@@ -141,9 +141,9 @@ def _from_tuple(value: tuple[Any, ...]) -> Address:
 
 def _layer_number(layer: object, whole: object) -> int:
     # bool is an int, and True as a layer is always a mistake; NumPy integers have __index__.
-    if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+    number = whole_number(layer)
+    if number is None:
         raise AddressError(f"{whole!r}: a layer is a whole number, not {layer!r}")
-    number = operator.index(layer)
     if number < 0:
         raise AddressError(f"{whole!r}: layers count from 0 and are never negative")
     return number

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
 
+from interp_core.cancellation import CANCELLED
 from interp_core.model import InterpModel
 
 if TYPE_CHECKING:
@@ -29,11 +31,35 @@ def _awaitable(name: str) -> Callable[..., Awaitable[Any]]:
 
     @functools.wraps(twin)
     async def method(self: AioModel, *args: Any, **kwargs: Any) -> Any:
-        call = functools.partial(getattr(self.model, name), *args, **kwargs)
-        return await anyio.to_thread.run_sync(call)
+        gone = threading.Event()
+        token = CANCELLED.set(gone)
+        try:
+            return await anyio.to_thread.run_sync(functools.partial(getattr(self.model, name), *args, **kwargs))
+        except BaseException:
+            # A cancelled caller leaves its thread behind: tell it to end at the next token.
+            gone.set()
+            raise
+        finally:
+            CANCELLED.reset(token)
 
     method.__signature__ = inspect.signature(twin)  # type: ignore[attr-defined]
     return method
+
+
+class _Steps:
+    """A synchronous stream, taken step by step in worker threads, and closed only between steps."""
+
+    def __init__(self, steps: Any) -> None:
+        self._steps = steps
+        self._lock = threading.Lock()
+
+    def next(self) -> Any:
+        with self._lock:
+            return next(self._steps, _END)
+
+    def close(self) -> None:
+        with self._lock:
+            self._steps.close()
 
 
 class AioModel:
@@ -52,19 +78,30 @@ class AioModel:
     logit_lens = _awaitable("logit_lens")
     verify = _awaitable("verify")
 
-    async def generate_stream(self, tokens: Any, **options: Any) -> AsyncIterator[GenStep]:
-        """As :func:`interp_core.generate_stream`, with ``async for``. Leaving it early ends the generation."""
-        steps = self.model.generate_stream(tokens, **options)
+    def generate_stream(self, tokens: Any, **options: Any) -> AsyncIterator[GenStep]:
+        """As :func:`interp_core.generate_stream`, with ``async for``. Leaving it early ends the generation.
+
+        Everything is checked, and steering is fixed, when this is called.
+        """
+        return self._stepping(_Steps(self.model.generate_stream(tokens, **options)))
+
+    async def _stepping(self, steps: _Steps) -> AsyncIterator[GenStep]:
         try:
             while True:
-                step: Any = await anyio.to_thread.run_sync(next, steps, _END)
+                step = await anyio.to_thread.run_sync(steps.next)
                 if step is _END:
                     return
                 yield step
         finally:
-            # A cancelled task must still free the generation's cache.
+            # A cancelled task must still free the generation's cache; a step that still runs is waited for.
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(steps.close)  # type: ignore[attr-defined]
+                await anyio.to_thread.run_sync(steps.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
 
     def __getattr__(self, name: str) -> Any:
         # Questions that need no work (facts, points(), profile, ...) are the model's own, not awaited.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,16 +113,24 @@ class Cache(Mapping[Address, "Tensor"]):
         return torch.stack(tensors)
 
     def to(self, device: str) -> Cache:
-        """The same cache with its tensors on another device."""
-        moved = {a: t.to(device) for a, t in self._tensors.items()}
+        """The same cache with its tensors on another device.
+
+        Raises:
+            RequestError: there is no such device.
+        """
+        try:
+            moved = {a: t.to(device) for a, t in self._tensors.items()}
+        except (RuntimeError, AssertionError) as error:
+            raise RequestError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
         return Cache(moved, self.tokens, self.lengths, self.offsets, self.positions)
 
     def save(self, path: str | Path) -> Path:
         """Write all tensors and the layout to one safetensors file.
 
         Raises:
-            RequestError: there is nothing to save.
+            RequestError: there is nothing to save, or the file cannot be written.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         if not self._tensors:
@@ -133,7 +142,10 @@ class Cache(Mapping[Address, "Tensor"]):
         for name, tensor in tensors.items():
             if owners[tensor.untyped_storage().data_ptr()] != name:
                 tensors[name] = tensor.clone()
-        save_file(tensors, str(path), metadata={_METADATA: json.dumps(meta)})
+        try:
+            save_file(tensors, str(path), metadata={_METADATA: json.dumps(meta)})
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f"{path} cannot be written: {error}") from error
         return Path(path)
 
     @classmethod
@@ -154,7 +166,8 @@ class Cache(Mapping[Address, "Tensor"]):
                 tensors = {parse_address(key): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
             rows = tuple(tuple(r) for r in meta["tokens"])
             positions = None if meta["positions"] is None else tuple(tuple(p) for p in meta["positions"])
-            return cls(tensors, rows, tuple(meta["lengths"]), tuple(meta["offsets"]), positions)
+            lengths, offsets = (tuple(map(operator.index, meta[name])) for name in ("lengths", "offsets"))
+            return cls(tensors, rows, lengths, offsets, positions)
         except (OSError, SafetensorError, json.JSONDecodeError, AddressError, LookupError, TypeError) as error:
             raise ModelUnavailable(f"{path} cannot be read as a saved cache: {error}") from error
 

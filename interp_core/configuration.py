@@ -26,6 +26,10 @@ def read_configuration(model_id: str, *, trust_remote_code: bool = False) -> Any
     path = Path(model_id).expanduser()
     if path.exists():
         values = _local_values(path)
+    elif model_id.startswith((".", "/", "~")) or model_id.count("/") > 1:
+        raise ModelUnavailable(
+            f"{path} is not there: a model is a folder with a config.json, or the id of one on the hub"
+        )
     else:
         values = _hub_values(model_id)
     model_type = values.get("model_type")

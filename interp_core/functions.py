@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from interp_core.address import Address
 from interp_core.cache import Cache, assemble
+from interp_core.cancellation import check_cancelled
 from interp_core.errors import RequestError
 from interp_core.requests import ForwardRequest, ForwardResult, Read, Sampling
 from interp_core.results import AttentionRecord, Completion, GenStep
 from interp_core.sampling import read_sampling, read_stop
+from interp_core.scalars import whole_number
 from interp_core.steering import Steering, active_steering, as_steering, writes_for
-from interp_core.tokens import TokenBatch, read_tokens, select_positions
+from interp_core.tokens import TokenBatch, read_layers, read_tokens, select_positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +51,9 @@ def run_with_cache(
         attention_mask: 1 at real tokens of a padded ``[batch, seq]``, on either side.
         positions: absolute positions, a slice, or ``"last"``, of each prompt's own tokens.
         steering: operations for this call, after those of surrounding ``steer`` blocks.
-        detach: cut results from the autograd graph.
+        detach: cut results from the autograd graph. If not, gradients flow back from every result; a result
+            is itself a point of the graph (so that one can differentiate by it) where a whole point of
+            prompts of one length was asked for.
         keep_on_device: leave results on the model's device.
 
     Returns:
@@ -63,7 +67,7 @@ def run_with_cache(
     addresses = _readable(model, points)
     batch = read_tokens(tokens, model.facts, attention_mask)
     if not detach:
-        model.profile.require("gradients")
+        _require_gradients(model)
     steerings = _steerings(model, steering)
     chosen = [select_positions(positions, n) for n in batch.lengths]
     requests = [
@@ -219,16 +223,15 @@ def capture_attention(
         RequestError: ``tokens`` is more than one prompt, or not valid.
     """
     model.profile.require("attention")
-    if isinstance(layers, int):
-        layers = [layers]
+    wanted = read_layers(layers, model.n_layers)
     if not read_tokens(tokens, model.facts).single:
         raise RequestError("capture_attention takes one prompt")
     names = ("attn_scores", "attn_probs", "value")
-    cache = run_with_cache(model, tokens, [(name, i) for i in layers for name in names], steering=steering)
+    cache = run_with_cache(model, tokens, [(name, i) for i in wanted for name in names], steering=steering)
     found = {}
-    for i in layers:
+    for i in wanted:
         scores, probs, value = (cache[(name, i)][0] for name in names)
-        found[int(i)] = AttentionRecord(scores=scores, probs=probs, value=value.transpose(0, 1))
+        found[i] = AttentionRecord(scores=scores, probs=probs, value=value.transpose(0, 1))
     return found
 
 
@@ -250,7 +253,10 @@ def unembed_rows(model: InterpModel, rows: Any, *, raw: bool) -> Tensor:
     import torch
 
     model.profile.require("logit_lens")
-    tensor = torch.as_tensor(rows)
+    try:
+        tensor = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(f"rows are [rows, {model.d_model}] of real numbers: {error}") from error
     if tensor.dim() not in (1, 2) or tensor.shape[-1] != model.d_model or not tensor.is_floating_point():
         raise RequestError(f"rows are [rows, {model.d_model}] of real numbers, not {tensor.dtype} {list(tensor.shape)}")
     logits = model.session.unembed(tensor.reshape(-1, model.d_model), raw=raw)
@@ -281,10 +287,19 @@ def _steerings(model: InterpModel, steering: Any) -> tuple[Steering, ...]:
     return (*active, as_steering(model.profile, steering))
 
 
+def _require_gradients(model: InterpModel) -> None:
+    import torch
+
+    model.profile.require("gradients")
+    if torch.is_inference_mode_enabled():
+        raise RequestError("detach=False inside torch.inference_mode(): there is no graph to stay in")
+
+
 def _count(n_logprobs: Any, model: InterpModel) -> int:
-    if isinstance(n_logprobs, bool) or not isinstance(n_logprobs, int) or not 0 <= n_logprobs <= model.vocab_size:
+    number = whole_number(n_logprobs)
+    if number is None or not 0 <= number <= model.vocab_size:
         raise RequestError(f"n_logprobs is a number from 0 to {model.vocab_size}, not {n_logprobs!r}")
-    return n_logprobs
+    return number
 
 
 def _generating(
@@ -318,6 +333,7 @@ def _complete(model: InterpModel, request: ForwardRequest, stops: tuple[str, ...
     ids, logprobs = [], []
     try:
         for step in run:
+            check_cancelled()
             ids.append(step.token_id)
             logprobs.append(step.logprobs)
             if text is not None:

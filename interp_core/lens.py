@@ -10,7 +10,7 @@ from interp_core.errors import RequestError
 from interp_core.functions import run_with_cache
 from interp_core.results import LensResult
 from interp_core.sampling import read_count
-from interp_core.tokens import read_tokens, select_positions
+from interp_core.tokens import read_layers, read_tokens, select_positions
 
 if TYPE_CHECKING:
     from interp_core.model import InterpModel
@@ -57,14 +57,15 @@ def logit_lens(
     batch = read_tokens(tokens, model.facts)
     if not batch.single:
         raise RequestError("logit_lens takes one prompt")
-    wanted = list(range(model.n_layers)) if layers is None else [layers] if isinstance(layers, int) else list(layers)
-    if not wanted:
-        raise RequestError("logit_lens needs at least one layer")
+    wanted = read_layers(layers, model.n_layers)
     top_k = min(read_count("top_k", top_k), model.vocab_size)
     ids = batch.rows[0]
-    chosen = select_positions(positions, len(ids)) or tuple(range(len(ids)))
+    chosen = select_positions(positions, len(ids))
+    chosen = tuple(range(len(ids))) if chosen is None else chosen
+    if not chosen:
+        raise RequestError(f"positions={positions!r} select nothing of this prompt of {len(ids)} tokens")
     cache = run_with_cache(model, list(ids), [("resid_post", i) for i in wanted], positions=chosen, steering=steering)
-    rows = torch.cat([cache[Address("resid_post", int(i))][0] for i in wanted])
+    rows = torch.cat([cache[Address("resid_post", i)][0] for i in wanted])
     top_ids, top_probs = [], []
     chunks = rows.split(_CHUNK)
     for chunk in tqdm(chunks, desc="logit lens", disable=not progress, leave=False):
@@ -74,7 +75,7 @@ def logit_lens(
     shape = (len(wanted), len(chosen), top_k)
     return LensResult(
         token_ids=ids,
-        layers=[int(i) for i in wanted],
+        layers=wanted,
         positions=chosen,
         top_ids=torch.cat(top_ids).reshape(shape),
         top_probs=torch.cat(top_probs).reshape(shape),

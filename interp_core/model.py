@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from interp_core import functions
 from interp_core.address import Address
-from interp_core.errors import InterpError, ModelUnavailable, RequestError
+from interp_core.errors import InterpError, RequestError
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.points import PointSpec
 from interp_core.residual import ResidualBasis
+from interp_core.scalars import whole_number
 from interp_core.session import Session
 from interp_core.steering import steer
 from interp_core.text import TextStream
-from interp_core.tokenization import chat_ids, load_tokenizer, text_ids, token_strings
+from interp_core.tokenization import chat_ids, has_tokenizer, load_tokenizer, text_ids, token_strings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -219,15 +220,12 @@ class InterpModel:
         """A decoder of new tokens after ``prompt``; ``None`` where the checkpoint has no tokenizer.
 
         Raises:
-            ModelUnavailable: there is no tokenizer, and stop strings need one.
+            ModelUnavailable: the tokenizer is broken, or there is none and stop strings need one.
         """
-        try:
-            tokenizer = self.tokenizer
-        except ModelUnavailable:
-            if stop:
-                raise
+        # A tokenizer that is there and broken is an error; only a checkpoint without one goes without text.
+        if not stop and not has_tokenizer(self.model_id):
             return None
-        return TextStream(tokenizer, prompt, stop)
+        return TextStream(self.tokenizer, prompt, stop)
 
     # Work.
 
@@ -263,9 +261,10 @@ class InterpModel:
 
 
 def _id_rows(ids: Any) -> tuple[list[list[int]], bool]:
-    values = ids.tolist() if hasattr(ids, "tolist") else list(ids) if isinstance(ids, (list, tuple)) else [ids]
-    if not isinstance(values, list):
-        values = [values]
-    if values and isinstance(values[0], (list, tuple)):
-        return [list(map(int, row)) for row in values], len(values) == 1
-    return [list(map(int, values))], True
+    values = ids.tolist() if hasattr(ids, "tolist") else ids
+    rows = values if isinstance(values, (list, tuple)) else [values]
+    nested = bool(rows) and all(isinstance(row, (list, tuple)) for row in rows)
+    found = [[whole_number(i) for i in row] for row in (rows if nested else [rows])]
+    if any(i is None or i < 0 for row in found for i in row):
+        raise RequestError(f"ids are whole numbers from 0, not {ids!r}")
+    return [[i for i in row if i is not None] for row in found], not nested or len(found) == 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
 from interp_core.backend import Backend, make_backend
-from interp_core.errors import BackendUnavailable, InterpError
+from interp_core.errors import BackendUnavailable, InterpError, RequestError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +22,31 @@ __all__ = ["Session"]
 
 
 @define(eq=False)
+class CallerLock:
+    """One caller at a time. A caller that is inside already (a hook calling its own model) is refused, not hung."""
+
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    _owner: int | None = field(default=None, init=False)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock inside the block.
+
+        Raises:
+            RequestError: this thread holds it already.
+        """
+        me = threading.get_ident()
+        if self._owner == me:
+            raise RequestError("a hook or operation called the model that is running it; use results of earlier calls")
+        with self._lock:
+            self._owner = me
+            try:
+                yield
+            finally:
+                self._owner = None
+
+
+@define(eq=False)
 class Session:
     """Owns a backend object. Locks are held per call and per generated step, never while the caller thinks."""
 
@@ -28,9 +54,7 @@ class Session:
     make: Callable[..., Backend] = make_backend
     _backend: Backend | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
-    # Not re-entrant on purpose: a hook of ours must never call the model that runs it. May be released
-    # by another thread than took it.
-    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    _lock: CallerLock = field(factory=CallerLock, init=False)
 
     @property
     def warm(self) -> bool:
@@ -44,35 +68,35 @@ class Session:
             BackendUnavailable: the backend cannot run here.
             ModelUnavailable: the weights are missing or corrupt. Nothing is left half loaded.
         """
-        with self._lock:
+        with self._lock.held():
             self._ready()
 
     def shutdown(self) -> None:
         """Free everything; the model cannot be used again. May be called twice."""
-        with self._lock:
+        with self._lock.held():
             backend, self._backend, self._closed = self._backend, None, True
             if backend is not None:
                 backend.shutdown()
 
     def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
         """Run requests without sampling."""
-        with self._lock:
+        with self._lock.held():
             return self._ready().run(requests)
 
     def generate(self, request: ForwardRequest) -> LockedRun:
         """Begin a request with sampling."""
-        with self._lock:
+        with self._lock.held():
             return LockedRun(self._ready().generate(request), self._lock)
 
     def unembed(self, rows: Any, *, raw: bool) -> Tensor:
         """Logits of residual rows."""
-        with self._lock:
+        with self._lock.held():
             logits: Tensor = self._ready().unembed(rows, raw=raw)
             return logits
 
     def backend(self) -> Backend:
         """The backend object, warm. For tests and for capabilities that a backend adds."""
-        with self._lock:
+        with self._lock.held():
             return self._ready()
 
     def _ready(self) -> Backend:
@@ -105,7 +129,7 @@ class LockedRun:
     """A generation whose every step holds the session's lock, and nothing in between."""
 
     run: GenerationRun
-    lock: threading.Lock
+    lock: CallerLock
 
     @property
     def finish_reason(self) -> str | None:
@@ -116,7 +140,7 @@ class LockedRun:
         return self
 
     def __next__(self) -> Step:
-        with self.lock:
+        with self.lock.held():
             return next(self.run)
 
     def result(self) -> ForwardResult:

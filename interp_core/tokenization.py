@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["chat_ids", "load_tokenizer", "text_ids", "token_strings"]
+__all__ = ["chat_ids", "has_tokenizer", "load_tokenizer", "text_ids", "token_strings"]
+
+_FILES: Final = ("tokenizer*", "vocab*", "merges.txt", "*.tiktoken", "spiece.model", "sentencepiece*")
 
 
 def load_tokenizer(model_id: str, *, trust_remote_code: bool) -> Any:
@@ -31,6 +34,12 @@ def load_tokenizer(model_id: str, *, trust_remote_code: bool) -> Any:
         raise ModelUnavailable(f"{model_id}: its tokenizer cannot be read: {reason}. Token ids still work.") from error
 
 
+def has_tokenizer(model_id: str) -> bool:
+    """Whether a checkpoint folder holds files of a tokenizer at all; a hub id is taken to have one."""
+    folder = Path(model_id).expanduser()
+    return not folder.is_dir() or any(next(folder.glob(pattern), None) for pattern in _FILES)
+
+
 def text_ids(tokenizer: Any, text: str | Sequence[str], *, add_special_tokens: bool) -> Tensor | list[list[int]]:
     """Ids of a text as ``[1, seq]``; of several texts as ``[batch, seq]``, or as lists if lengths differ.
 
@@ -39,7 +48,7 @@ def text_ids(tokenizer: Any, text: str | Sequence[str], *, add_special_tokens: b
     """
     import torch
 
-    texts = [text] if isinstance(text, str) else list(text)
+    texts = [text] if isinstance(text, str) else list(text) if isinstance(text, Sequence) else []
     if not texts or not all(isinstance(t, str) for t in texts):
         raise RequestError("text is a string, or a list of strings")
     rows = [list(tokenizer.encode(t, add_special_tokens=add_special_tokens)) for t in texts]

@@ -7,17 +7,20 @@ a result.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from attrs import field, frozen
 
 from interp_core.converters import as_tuple
 from interp_core.errors import RequestError
 from interp_core.facts import ModelFacts
+from interp_core.scalars import whole_number
 
-__all__ = ["TokenBatch", "read_tokens", "select_positions"]
+__all__ = ["UNKNOWN", "TokenBatch", "read_layers", "read_tokens", "select_positions"]
+
+UNKNOWN: Final = 2**62
+"""The length of a prompt that is not known yet: any position may be there."""
 
 
 @frozen(kw_only=True)
@@ -83,7 +86,9 @@ def select_positions(positions: Any, length: int) -> tuple[int, ...] | None:
             raise RequestError(f"positions are 'last', a slice, or numbers from 0, not {positions!r}")
         return (length - 1,)
     if isinstance(positions, slice):
-        return tuple(range(*positions.indices(length)))
+        if any(p is not None and whole_number(p) is None for p in (positions.start, positions.stop, positions.step)):
+            raise RequestError(f"a slice of positions is made of whole numbers, not {positions!r}")
+        return () if length == UNKNOWN else tuple(range(*positions.indices(length)))
     if hasattr(positions, "tolist"):
         positions = positions.tolist()
     if not isinstance(positions, Sequence):
@@ -91,11 +96,31 @@ def select_positions(positions: Any, length: int) -> tuple[int, ...] | None:
     return tuple(_position(p, length) for p in positions)
 
 
+def read_layers(layers: Any, n_layers: int) -> list[int]:
+    """Layers as a list of numbers; ``None`` for all, one number for one. Whether they exist is asked later.
+
+    Raises:
+        RequestError: it is none of these, or empty.
+    """
+    if layers is None:
+        return list(range(n_layers))
+    one = whole_number(layers)
+    if one is not None:
+        return [one]
+    values = layers.tolist() if hasattr(layers, "tolist") else layers
+    found = [whole_number(v) for v in values] if isinstance(values, (list, tuple, range, set, frozenset)) else [None]
+    if not found or None in found:
+        raise RequestError(f"layers are a list of numbers, at least one, not {layers!r}")
+    return [number for number in found if number is not None]
+
+
 def _position(value: Any, length: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    position = whole_number(value)
+    if position is None:
         raise RequestError(f"positions are 'last', a slice, or numbers from 0, not {value!r}")
-    position = operator.index(value)
-    if not 0 <= position < length:
+    if position < 0:
+        raise RequestError(f"position {position} is not there: positions count from 0; 'last' is the last one")
+    if position >= length:
         raise RequestError(f"position {position} is not there: this prompt has positions 0 to {length - 1}")
     return position
 
@@ -164,16 +189,17 @@ def _check_row(row: list[Any], facts: ModelFacts, room: int, where: str) -> None
     if not row:
         raise RequestError(f"{where}there is nothing to run: the prompt is empty")
     for j, token in enumerate(row):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
+        number = whole_number(token)
+        if number is None:
             raise RequestError(f"{where}token ids are integers, not {token!r}")
-        row[j] = operator.index(token)
-        if not 0 <= row[j] < facts.vocab_size:
-            raise RequestError(f"{where}token id {row[j]} is outside the vocabulary (0 to {facts.vocab_size - 1})")
+        row[j] = number
+        if not 0 <= number < facts.vocab_size:
+            raise RequestError(f"{where}token id {number} is outside the vocabulary (0 to {facts.vocab_size - 1})")
     limit = facts.max_positions
     if limit is not None and len(row) > limit:
         raise RequestError(f"{where}{len(row)} tokens are more than this model takes ({limit})")
     if limit is not None and len(row) + room > limit:
         raise RequestError(
             f"{where}{len(row)} tokens and max_tokens={room} are more than this model takes ({limit}); "
-            f"max_tokens can be at most {limit - len(row)}"
+            + (f"max_tokens can be at most {limit - len(row)}" if len(row) < limit else "no room is left to generate")
         )

@@ -10,7 +10,7 @@ from rich.markup import escape
 from interp_core.cli.console import out, print_json, working
 from interp_core.cli.inspect import show_profile
 from interp_core.cli.models import BackendName, Json, demo_folder
-from interp_core.cli.run import lens_table
+from interp_core.cli.run import lens_tables
 from interp_core.errors import CapabilityUnsupported
 from interp_core.loading import load_model
 from interp_core.operations import Add
@@ -52,7 +52,8 @@ def demo(
         show_profile(loaded.profile)
         out.print(f"\n[bold]2. The logit lens[/bold]: what each layer would say after {PROMPT!r}\n")
         result = loaded.logit_lens(loaded.to_tokens(PROMPT), _some_layers(loaded))
-        out.print(lens_table(loaded, result))
+        for table in lens_tables(loaded, result, out.width):
+            out.print(table)
         out.print(_answer_by_layer(loaded), soft_wrap=True)
         out.print("\n[bold]3. Steering[/bold] by a difference of activations\n")
         plain, steered, where = _steered(loaded)

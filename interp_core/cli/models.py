@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from interp_core.errors import BackendUnavailable, RequestError
 
 if TYPE_CHECKING:
     from interp_core.model import InterpModel
+    from interp_core.profile import ModelProfile
 
 __all__ = [
     "DEMO",
@@ -85,13 +87,24 @@ def load_options(given: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def load(model: str, backend: str, dtype: str, device: str | None, options: list[str] | None) -> InterpModel:
-    """A model with its weights loaded, with a spinner meanwhile."""
+def load(
+    model: str,
+    backend: str,
+    dtype: str,
+    device: str | None,
+    options: list[str] | None,
+    check: Callable[[ModelProfile], None],
+) -> InterpModel:
+    """A model with its weights loaded, with a spinner meanwhile.
+
+    ``check`` is asked before the weights are: what it refuses costs nobody a wait.
+    """
     from interp_core.cli.console import working
     from interp_core.loading import load_model
 
     with working("reading the configuration"):
         loaded = load_model(resolve_model(model), backend, dtype=dtype, device=device, **load_options(options))
+    check(loaded.profile)
     with working(f"loading weights on {loaded.backend}"):
         loaded.warmup()
     return loaded

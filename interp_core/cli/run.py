@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.table import Table
@@ -11,12 +12,16 @@ from rich.table import Table
 from interp_core.cli.console import errors, out, print_json, working
 from interp_core.cli.models import BackendName, Device, Dtype, Json, ModelName, Options, load
 from interp_core.errors import RequestError
+from interp_core.tokens import read_layers
 
 if TYPE_CHECKING:
     from interp_core.model import InterpModel
+    from interp_core.profile import ModelProfile
     from interp_core.results import LensResult
 
-__all__ = ["capture", "lens", "lens_table"]
+__all__ = ["capture", "lens", "lens_tables"]
+
+_LAYER_COLUMN: Final = 9
 
 Positions = Annotated[str | None, typer.Option("--positions", help="'last', or positions such as 0,3,5 or 2:6.")]
 
@@ -39,11 +44,16 @@ def lens(
     wanted, chosen = numbers("--layers", layers), numbers("--positions", positions)
     if wanted == "last":
         raise RequestError("--layers takes numbers, such as 0,5,11 or 20:30")
-    with load(model, backend, dtype, device, option) as loaded:
-        if isinstance(wanted, slice):
-            wanted = list(range(*wanted.indices(loaded.n_layers)))
+
+    def check(profile: ModelProfile) -> None:
+        profile.require("logit_lens")
+        _layers(wanted, profile)
+
+    with load(model, backend, dtype, device, option, check) as loaded:
         ids = loaded.to_tokens(prompt)
-        result = loaded.logit_lens(ids, wanted, top_k, positions=chosen, progress=errors.is_terminal)
+        result = loaded.logit_lens(
+            ids, _layers(wanted, loaded.profile), top_k, positions=chosen, progress=errors.is_terminal
+        )
         if html is not None:
             from interp_core.cli.lens_html import lens_page
 
@@ -52,7 +62,8 @@ def lens(
         if as_json:
             print_json(_lens_record(loaded, prompt, result))
         else:
-            out.print(lens_table(loaded, result))
+            for table in lens_tables(loaded, result, out.width):
+                out.print(table)
 
 
 def capture(
@@ -75,7 +86,14 @@ def capture(
     chosen = numbers("--positions", positions)
     if max_tokens and chosen is not None:
         raise RequestError("--positions selects prompt positions and does not go with --max-tokens")
-    with load(model, backend, dtype, device, option) as loaded:
+
+    def check(profile: ModelProfile) -> None:
+        for address in profile.addresses(point):
+            refused = profile.read_refusal(address)
+            if refused is not None:
+                raise refused
+
+    with load(model, backend, dtype, device, option, check) as loaded:
         ids = loaded.to_tokens(prompt)
         text = None
         with working("running"):
@@ -105,31 +123,44 @@ def capture(
         out.print(f"completion: {text!r}", markup=False)
 
 
-def lens_table(model: InterpModel, result: LensResult) -> Table:
-    """The most likely token and its probability, layers by positions."""
-    tokens = model.to_str_tokens(list(result.token_ids))
-    table = Table(title="logit lens: the most likely next token, and its probability", title_justify="left")
-    table.add_column("layer", justify="right", no_wrap=True)
-    for position in result.positions:
-        table.add_column(_visible(tokens[position]), no_wrap=True)
-    for i, layer in reversed(list(enumerate(result.layers))):
-        cells = []
-        for j in range(len(result.positions)):
-            probability = float(result.top_probs[i, j, 0])
-            word = _visible(model.to_str_tokens([int(result.top_ids[i, j, 0])])[0])
-            style = (
-                "bold green"
-                if probability > 0.5
-                else "green"
-                if probability > 0.2
-                else "dim"
-                if probability < 0.05
-                else ""
-            )
-            cell = f"{word} {probability:.2f}"
-            cells.append(f"[{style}]{cell}[/{style}]" if style else cell)
-        table.add_row(str(layer), *cells)
-    return table
+def _layers(wanted: Any, profile: ModelProfile) -> list[int]:
+    """``--layers`` as a list of layers that exist."""
+    n_layers = profile.facts.n_layers
+    chosen = read_layers(list(range(*wanted.indices(n_layers))) if isinstance(wanted, slice) else wanted, n_layers)
+    profile.addresses([("resid_post", layer) for layer in chosen])
+    return chosen
+
+
+def lens_tables(model: InterpModel, result: LensResult, width: int) -> Iterator[Table]:
+    """The most likely token and its probability, layers by positions, in as many tables as ``width`` asks for."""
+    tokens = [_visible(t) for t in model.to_str_tokens(list(result.token_ids))]
+    columns = [[_cell(model, result, i, j) for i in range(len(result.layers))] for j in range(len(result.positions))]
+    sizes = [
+        3 + max(len(tokens[p]), *(len(text) for text, _ in column))
+        for p, column in zip(result.positions, columns, strict=True)
+    ]
+    start = 0
+    while start < len(columns):
+        end = start + 1
+        while end < len(columns) and _LAYER_COLUMN + sum(sizes[start : end + 1]) <= width:
+            end += 1
+        table = Table(title="logit lens: the most likely next token, and its probability", title_justify="left")
+        table.add_column("layer", justify="right", no_wrap=True)
+        for position in result.positions[start:end]:
+            table.add_column(tokens[position], no_wrap=True)
+        for i, layer in reversed(list(enumerate(result.layers))):
+            cells = (column[i] for column in columns[start:end])
+            table.add_row(str(layer), *(f"[{style}]{text}[/]" if style else text for text, style in cells))
+        yield table
+        start = end
+
+
+def _cell(model: InterpModel, result: LensResult, i: int, j: int) -> tuple[str, str]:
+    """Text and style of one cell."""
+    probability = float(result.top_probs[i, j, 0])
+    word = _visible(model.to_str_tokens([int(result.top_ids[i, j, 0])])[0])
+    style = "bold green" if probability > 0.5 else "green" if probability > 0.2 else ""
+    return f"{word} {probability:.2f}", style or ("dim" if probability < 0.05 else "")
 
 
 def numbers(option: str, text: str | None) -> Any:

@@ -90,7 +90,7 @@ def test_capture_writes_what_the_library_reads(tiny: str, tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         (["points", "{tiny}", "--backend", "eagre"], "eager"),
-        (["describe", "/no/such/folder"], "neither a folder here nor a model"),
+        (["describe", "/no/such/folder"], "is not there: a model is a folder"),
         (["describe", "{tiny}", "-o", "attn_implementatoin=sdpa"], "attn_implementation"),
         (["describe", "{tiny}", "-o", "nonsense"], "NAME=VALUE"),
         (["capture", "{tiny}", "the", "resid_pots.1", "--out", "{out}"], "resid_post"),

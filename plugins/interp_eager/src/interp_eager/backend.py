@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from interp_core.address import Address
-from interp_core.errors import AddressError, BackendUnavailable, unknown_name
+from interp_core.errors import AddressError, BackendUnavailable, ModelUnavailable, unknown_name
 from interp_core.expressions import Binding
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult
+from interp_core.scalars import whole_number
 from interp_eager.attention import watched
 from interp_eager.bindings import bind
 from interp_eager.collect import Chunk, Collector
@@ -56,7 +57,8 @@ class EagerBackend:
 
     def warmup(self) -> None:
         """Load the weights and find the modules."""
-        model = load_weights(self.profile.model_id, self.profile.facts, self.options)
+        with _ordinary(grad=True):
+            model = load_weights(self.profile.model_id, self.profile.facts, self.options)
         if self.profile.facts.structure_known:
             self.layout = find_layout(model, self.profile.facts)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -103,11 +105,13 @@ class EagerBackend:
         self, request: ForwardRequest, ids: tuple[int, ...], cache: Any, chunk: Chunk, collector: Collector
     ) -> Tensor:
         """One incremental forward; float32 logits ``[vocab]`` after the last token."""
+        if self.model is None:
+            raise BackendUnavailable("this model was shut down while a generation was running; load it again")
         program = self._program([request])
         inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=self.device), "past_key_values": cache}
         if self._keeps_logits and not any(r.address.name == "lm_head" for r in request.reads):
             inputs["logits_to_keep"] = 1
-        with torch.no_grad(), self._tapped(program, chunk, collector, stop=False):
+        with _ordinary(grad=False), self._tapped(program, chunk, collector, stop=False):
             logits: Tensor = self.model(**inputs, use_cache=True).logits
         return logits[0, -1].float()
 
@@ -120,7 +124,7 @@ class EagerBackend:
         inputs = self._padded(requests)
         if self._keeps_logits and not any(r.address.name == "lm_head" for q in requests for r in q.reads):
             inputs["logits_to_keep"] = 1
-        with torch.set_grad_enabled(grad), self._tapped(program, chunk, collector, stop=stop):
+        with _ordinary(grad=grad), self._tapped(program, chunk, collector, stop=stop):
             self.model(**inputs, use_cache=False)
         return [
             ForwardResult(rows={read.address: collector.rows(row, read.address) for read in request.reads})
@@ -176,11 +180,21 @@ class EagerBackend:
         return logits
 
 
+@contextmanager
+def _ordinary(*, grad: bool) -> Iterator[None]:
+    """Ordinary tensors, also where the caller is in inference mode, whose tensors nobody could change or save."""
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
+
+
 def _end_tokens(model: Any, profile: ModelProfile) -> frozenset[int]:
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if ends is None:
         return frozenset(profile.facts.eos_token_ids)
-    return frozenset(ends) if isinstance(ends, (list, tuple)) else frozenset({ends})
+    listed = ends if isinstance(ends, (list, tuple)) else [ends]
+    if any(whole_number(end) is None for end in listed):
+        raise ModelUnavailable(f"{profile.model_id}: the eos_token_id to generate with is {ends!r}, no token id")
+    return frozenset(map(int, listed))
 
 
 def _batches(requests: Sequence[ForwardRequest]) -> list[list[ForwardRequest]]:

@@ -9,6 +9,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
+from interp_core.errors import RequestError
 from interp_core.requests import ForwardRequest, ForwardResult, Sampling, Step, TokenLogprob
 from interp_eager.collect import Chunk, Collector
 
@@ -48,7 +49,7 @@ class EagerRun:
     def __next__(self) -> Step:
         if self._closed or self.finish_reason is not None:
             raise StopIteration
-        if self._cache is None:
+        if self._cache is None and self.backend.model is not None:
             self._cache = self.backend.new_cache()
         chunk = Chunk((self._done,), (len(self._next),), (len(self.request.token_ids),))
         logits = self.backend.step(self.request, self._next, self._cache, chunk, self._collector)
@@ -86,6 +87,11 @@ class EagerRun:
             self.finish_reason = "length"
 
     def _choose(self, logits: Tensor) -> int:
+        if not bool(logits.max().isfinite()):
+            raise RequestError(
+                "the forward gave logits that are no numbers (NaN or infinite): an operation is too strong for the "
+                "model's dtype, or its weights are broken"
+            )
         if self._sampling.temperature == 0.0:
             return int(logits.argmax())
         scores = _restricted(logits[None], self._sampling)

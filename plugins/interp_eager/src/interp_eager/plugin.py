@@ -25,12 +25,12 @@ POINTS: Mapping[str, PointSupport] = {
         hook(),
     ),
     "attn_gate": unsupported("the eager backend does not serve attention gates yet"),
-    "attn_scores": recompute(why="the softmax's input is not kept by the kernel; write to z or attn_out instead"),
-    "attn_probs": recompute(why="the eager backend does not write attention matrices yet; write to z or attn_out"),
+    "attn_scores": recompute(why="the softmax's input is not kept by the kernel"),
+    "attn_probs": recompute(why="the eager backend does not write attention matrices yet"),
     "router_logits": _ROUTER,
     "expert_weights": _ROUTER,
     "expert_indices": _ROUTER,
-    "lm_head": hook(writable=False, why="nothing of the model reads the logits; steer final_norm instead"),
+    "lm_head": hook(writable=False, why="nothing of the model reads the logits"),
 }
 
 OPTIONS = (

@@ -86,12 +86,12 @@ def _operated(operation: Any, rows: Tensor) -> Tensor:
         raise
     except Exception as error:
         raise RequestError(f"{type(operation).__name__} at {operation.address} failed: {error}") from error
-    if not isinstance(out, Tensor) or out.numel() != rows.numel():
-        shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if not isinstance(out, Tensor) or out.shape != given.shape or out.is_complex():
+        kind = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise RequestError(
-            f"{type(operation).__name__} at {operation.address} gave {shape} for rows of shape {list(rows.shape)}"
+            f"{type(operation).__name__} at {operation.address} gave {kind} for rows of shape {list(given.shape)}"
         )
-    return out.reshape(rows.shape)
+    return out.to(rows.dtype).reshape(rows.shape)
 
 
 def _as_rows(raw: Tensor, leaf: Read, batch: int) -> Tensor:
@@ -120,17 +120,20 @@ def installed(taps: Taps, *, stop: bool = False) -> Iterator[None]:
         InterpError: a hook did not fire, as in a compiled forward.
     """
     fired: set[SiteKey] = set()
+    stopped = False
     handles = [_hook(site, taps, fired) for site in taps.program.sites.values()]
     if stop:
         handles.append(_stop_hook(taps.program))
     try:
         yield
     except StopForward:
-        pass
+        stopped = True
     finally:
         for handle in handles:
             handle.remove()
-    silent = [site.leaf.role for key, site in taps.program.sites.items() if key not in fired]
+    # Writes behind the last block that anyone reads were passed over on purpose: they cannot change what was read.
+    due = [site for site in taps.program.sites.values() if site.reads or not stopped]
+    silent = [site.leaf.role for site in due if site.key not in fired]
     if silent:
         raise InterpError(
             f"hooks on {', '.join(sorted(set(silent)))} never fired: the forward is compiled or skips these modules. "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from interp_core.facts import ModelFacts
 
 __all__ = ["load_weights"]
 
-_LOG = logging.getLogger(__name__)
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
 
 
@@ -31,6 +31,9 @@ def load_weights(model_id: str, facts: ModelFacts, options: Mapping[str, Any]) -
     path = Path(model_id).expanduser()
     if path.is_dir() and not any(next(path.glob(p), None) for p in _WEIGHT_FILES):
         raise ModelUnavailable(f"{path} holds a configuration but no weights, so nothing can run")
+    if path.is_dir() and options.get("revision"):
+        raise RequestError(f"revision={options['revision']!r} means nothing for a folder; give the id on the hub")
+    _check_generation_config(path)
     config = read_configuration(model_id, trust_remote_code=options["trust_remote_code"])
     kwargs: dict[str, Any] = {
         "config": config,
@@ -64,7 +67,25 @@ def _from_pretrained(source: str, config: Any, kwargs: dict[str, Any]) -> Any:
         # transformers fills what is missing with random numbers and goes on; then every number is wrong.
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ModelUnavailable(f"{source}: weights are missing from the checkpoint: {shown}")
+    _warn_of_unused(source, sorted(report["unexpected_keys"]))
     return model
+
+
+def _warn_of_unused(source: str, names: list[str]) -> None:
+    """Weights that the configuration has no place for: a hint that it is not this checkpoint's own."""
+    if names:
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        warnings.warn(f"{source}: the configuration has no place for weights of the checkpoint: {shown}", stacklevel=2)
+
+
+def _check_generation_config(folder: Path) -> None:
+    """transformers passes over a file that it cannot read, and generation then never ends where it should."""
+    file = folder / "generation_config.json"
+    if file.is_file():
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ModelUnavailable(f"{file} cannot be read as JSON: {error}") from error
 
 
 def _attention(facts: ModelFacts, options: Mapping[str, Any]) -> str | None:
