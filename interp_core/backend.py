@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from interp_core.profile import ModelProfile
     from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
 
-__all__ = ["Availability", "Backend", "BackendSpec", "OptionSpec", "StaticSets"]
+__all__ = ["Availability", "Backend", "BackendSpec", "LensBackend", "OptionSpec", "StaticSets"]
 
 
 @frozen
@@ -85,6 +85,9 @@ class BackendSpec:
         rank: place in ``backend="auto"``, the highest available first; ``None`` is never chosen.
         options: keywords that it understands.
         grad: verdict on gradients from facts and options.
+        limits: what of ``points`` it serves less of on a model, from facts and options: support that
+            replaces the general one, by point. ``None`` if every model is served alike.
+        concurrent: whether it takes calls from several threads at once, and runs their requests together.
         static: declared taps and write sites from facts and options; ``None`` if it has no such sets.
         demo_model: ``"package.module:callable"`` that prepares a small real model and returns its
             folder, for ``interp demo``; ``None`` if the backend has none.
@@ -103,6 +106,8 @@ class BackendSpec:
     rank: int | None = 0
     options: tuple[OptionSpec, ...] = field(default=(), converter=as_tuple)
     grad: Callable[[ModelFacts, Mapping[str, Any]], GradSupport] | None = None
+    limits: Callable[[ModelFacts, Mapping[str, Any]], Mapping[str, PointSupport]] | None = None
+    concurrent: bool = False
     static: Callable[[ModelFacts, Mapping[str, Any]], StaticSets] | None = None
     demo_model: str | None = None
     owner: str = ""
@@ -116,7 +121,7 @@ class BackendSpec:
 class Backend(Protocol):
     """The object behind a backend: thin, and given only validated requests.
 
-    One caller at a time unless the object says otherwise; the core serialises callers of a
+    One caller at a time unless its description says ``concurrent``; the core serialises callers of a
     synchronous backend.
     """
 
@@ -130,12 +135,27 @@ class Backend(Protocol):
         """Execute requests without sampling, batched as the backend likes; results in the same order."""
 
     def generate(self, request: ForwardRequest) -> GenerationRun:
-        """Begin one request with sampling. Nothing runs before the first step is asked for."""
+        """Begin one request with sampling.
+
+        Nothing runs before the first step is asked for, unless the backend is concurrent: it may begin at once.
+        """
 
     def unembed(self, rows: Any, *, raw: bool) -> Any:
         """Logits ``[rows, vocab]`` of residual rows ``[rows, d_model]``, through the final norm.
 
         ``raw`` leaves out the family's softcap and multiplier. CPU tensor in, CPU tensor out.
+        """
+
+
+@runtime_checkable
+class LensBackend(Protocol):
+    """What a backend may have beside: the lens where the unembedding is, so that no vocabulary has to travel."""
+
+    def top_tokens(self, rows: Any, count: int) -> tuple[Any, Any]:
+        """The ``count`` most likely tokens of residual rows ``[rows, d_model]``, with the family's own logits.
+
+        Returns:
+            Ids ``[rows, count]``, int64, best first, and float32 probabilities ``[rows, count]``.
         """
 
 

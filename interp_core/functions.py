@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from interp_core.address import Address
 from interp_core.cache import Cache, assemble
-from interp_core.cancellation import check_cancelled
+from interp_core.completing import complete, stream
 from interp_core.errors import RequestError
 from interp_core.requests import ForwardRequest, ForwardResult, Read, Sampling
-from interp_core.results import AttentionRecord, Completion, GenStep
-from interp_core.sampling import read_sampling, read_stop
+from interp_core.results import AttentionRecord, GenStep
+from interp_core.sampling import read_count, read_sampling, read_stop
 from interp_core.scalars import whole_number
 from interp_core.steering import Steering, active_steering, as_steering, writes_for
 from interp_core.tokens import TokenBatch, read_layers, read_tokens, select_positions
@@ -116,14 +118,11 @@ def capture_generation(
     batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
     reads = tuple(Read(address=a) for a in addresses)
     stops, logprobs = read_stop(stop), _count(n_logprobs, model)
-    completions, results, rows = [], [], []
-    for request in _generating(model, batch, sampling, reads, steering, logprobs, False, keep_on_device):
-        completion, result = _complete(model, request, stops)
-        completions.append(completion)
-        results.append(result)
-        rows.append(
-            (*request.token_ids, *completion.token_ids)[: len(request.token_ids) + len(completion.token_ids) - 1]
-        )
+    requests = _generating(model, batch, sampling, reads, steering, logprobs, False, keep_on_device)
+    found = complete(model, requests, stops)
+    completions, results = [completion for completion, _ in found], [result for _, result in found]
+    # The last new token never went through the forward.
+    rows = [(*c.prompt_token_ids, *c.token_ids)[:-1] for c in completions]
     layout = TokenBatch(rows=rows, offsets=(0,) * len(rows), width=max(map(len, rows)), single=batch.single)
     cache = assemble(layout, rows, results, [None] * len(rows), _pairwise(model, addresses), addresses)
     return (completions[0] if batch.single else completions), cache
@@ -140,6 +139,7 @@ def generate(
     n_logprobs: int = 0,
     steering: Any = None,
     attention_mask: Any = None,
+    n: int = 1,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
@@ -157,11 +157,12 @@ def generate(
         n_logprobs: top log-probabilities per new token.
         steering: operations for this call.
         attention_mask: as :func:`run_with_cache`.
+        n: completions per prompt; the seed of each is the one before plus 1.
         top_k, top_p, min_p: restrict sampling to likely tokens.
         ignore_eos: go on after an end-of-text token.
 
     Returns:
-        A :class:`Completion`; a list of them for a batch.
+        A :class:`Completion`; a list of them for a batch. With ``n`` above 1, a list of ``n`` in place of each.
 
     Raises:
         CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
@@ -169,8 +170,16 @@ def generate(
     sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
     batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
     stops, logprobs = read_stop(stop), _count(n_logprobs, model)
-    requests = _generating(model, batch, sampling, (), steering, logprobs, False, False)
-    completions = [_complete(model, request, stops)[0] for request in requests]
+    n = read_count("n", n)
+    requests = [
+        several
+        for request in _generating(model, batch, sampling, (), steering, logprobs, False, False)
+        for several in _samples(request, n)
+    ]
+    completions = [completion for completion, _ in complete(model, requests, stops)]
+    if n > 1:
+        grouped = [completions[i : i + n] for i in range(0, len(completions), n)]
+        return grouped[0] if batch.single else grouped
     return completions[0] if batch.single else completions
 
 
@@ -205,7 +214,7 @@ def generate_stream(
     stops, logprobs = read_stop(stop), _count(n_logprobs, model)
     want_logits = model.profile.refusal("step_logits") is None
     (request,) = _generating(model, batch, sampling, (), steering, logprobs, want_logits, False)
-    return _stream(model, request, stops)
+    return stream(model, request, stops)
 
 
 def capture_attention(
@@ -295,6 +304,14 @@ def _require_gradients(model: InterpModel) -> None:
         raise RequestError("detach=False inside torch.inference_mode(): there is no graph to stay in")
 
 
+def _samples(request: ForwardRequest, n: int) -> list[ForwardRequest]:
+    sampling = request.sampling
+    if n == 1 or sampling is None or sampling.seed is None:
+        return [request] * n
+    seed = sampling.seed
+    return [evolve(request, sampling=evolve(sampling, seed=(seed + i) % 2**63)) for i in range(n)]
+
+
 def _count(n_logprobs: Any, model: InterpModel) -> int:
     number = whole_number(n_logprobs)
     if number is None or not 0 <= number <= model.vocab_size:
@@ -325,49 +342,3 @@ def _generating(
         )
         for row in batch.rows
     ]
-
-
-def _complete(model: InterpModel, request: ForwardRequest, stops: tuple[str, ...]) -> tuple[Completion, ForwardResult]:
-    text = model.text_stream(request.token_ids, stops)
-    run = model.session.generate(request)
-    ids, logprobs = [], []
-    try:
-        for step in run:
-            check_cancelled()
-            ids.append(step.token_id)
-            logprobs.append(step.logprobs)
-            if text is not None:
-                text.push(step.token_id)
-                if text.stopped:
-                    break
-        result = run.result()
-        reason = "stop" if text is not None and text.stopped else run.finish_reason or "length"
-    finally:
-        run.close()
-    if text is not None:
-        text.finish()
-    completion = Completion(
-        text=None if text is None else text.text,
-        token_ids=ids,
-        prompt_token_ids=request.token_ids,
-        finish_reason=reason,
-        logprobs=tuple(logprobs) if request.n_logprobs else None,
-    )
-    return completion, result
-
-
-def _stream(model: InterpModel, request: ForwardRequest, stops: tuple[str, ...]) -> Iterator[GenStep]:
-    text = model.text_stream(request.token_ids, stops)
-    run = model.session.generate(request)
-    try:
-        for step in run:
-            piece = None
-            if text is not None:
-                piece = text.push(step.token_id)
-                # The last step carries whatever text was still uncertain.
-                piece += text.finish() if run.finish_reason is not None else ""
-            yield GenStep(token_id=step.token_id, token_str=piece, logits=step.logits, logprobs=step.logprobs)
-            if text is not None and text.stopped:
-                return
-    finally:
-        run.close()

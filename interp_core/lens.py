@@ -69,9 +69,9 @@ def logit_lens(
     top_ids, top_probs = [], []
     chunks = rows.split(_CHUNK)
     for chunk in tqdm(chunks, desc="logit lens", disable=not progress, leave=False):
-        best = model.decode_residuals(chunk).float().softmax(-1).topk(top_k, dim=-1)
-        top_ids.append(best.indices)
-        top_probs.append(best.values)
+        ids_of_chunk, probs = model.session.top_tokens(chunk, top_k)
+        top_ids.append(ids_of_chunk)
+        top_probs.append(probs)
     shape = (len(wanted), len(chosen), top_k)
     return LensResult(
         token_ids=ids,

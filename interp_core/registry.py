@@ -77,7 +77,7 @@ def build_profile(
         AddressError: a declared static set names what does not exist.
         RequestError: a declared static set is not valid.
     """
-    specs = _specs(facts, architecture, backends)
+    specs = _specs(facts, architecture, backends, _limits(spec, facts, options))
     points, writes = _static_sets(spec, specs, facts, options)
     return ModelProfile(
         model_id=model_id,
@@ -95,13 +95,26 @@ def build_profile(
     )
 
 
+def _limits(
+    chosen: BackendSpec, facts: ModelFacts, options: Mapping[str, Any]
+) -> Mapping[str, Mapping[str, PointSupport]]:
+    """Support by point of the chosen backend, where this model or these options leave it less."""
+    if chosen.limits is None:
+        return {}
+    return {chosen.name: call_plugin("the limits of its points", chosen.owner, chosen.limits, facts, options)}
+
+
 def _specs(
-    facts: ModelFacts, architecture: Architecture | None, backends: Mapping[str, BackendSpec]
+    facts: ModelFacts,
+    architecture: Architecture | None,
+    backends: Mapping[str, BackendSpec],
+    limits: Mapping[str, Mapping[str, PointSupport]],
 ) -> dict[str, PointSpec]:
     specs: dict[str, PointSpec] = {}
     for general in GENERAL_POINTS.values():
         spec, absent = general, absences(general, facts)
         support = {name: support_of(backend, spec.name) for name, backend in backends.items()}
+        support |= {name: table[spec.name] for name, table in limits.items() if spec.name in table}
         if architecture is not None:
             spec, absent = _adapted(spec, absent, facts, architecture)
             support |= _architecture_support(spec.name, architecture, backends)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from interp_core.address import Address
-from interp_core.operations import Operation
+from interp_core.operations import Operation, Replace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,7 @@ __all__ = [
     "TokenLogprob",
     "Where",
     "Write",
+    "narrowed",
 ]
 
 
@@ -58,6 +59,26 @@ class Write:
     operation: Operation
     address: Address
     where: Where = Where()
+
+
+def narrowed(write: Write, start: int, length: int, prompt_length: int) -> tuple[list[int] | slice, Operation]:
+    """A write as it concerns a chunk that holds positions ``start .. start + length - 1`` of its request.
+
+    Returns:
+        Row numbers within the chunk, and the operation: a ``Replace`` with one row per written position
+        (in order of position) holds only the rows of this chunk.
+    """
+    where = write.where
+    rows = where.rows(start, length, prompt_length)
+    operation: Any = write.operation
+    if not isinstance(operation, Replace) or operation.value.dim() != 2 or rows == []:
+        return rows, operation
+    if where.positions is None:
+        own = operation.value[start : start + length]
+    else:
+        before = sum(1 for p in where.positions if p < start)
+        own = operation.value[before : before + len(range(length)[rows] if isinstance(rows, slice) else rows)]
+    return rows, evolve(operation, value=own)
 
 
 @frozen(kw_only=True)
@@ -159,8 +180,9 @@ class ForwardResult:
 class GenerationRun(Protocol):
     """A running generation: an iterator of steps that can be ended early and then gives its rows."""
 
-    finish_reason: str | None
-    """``"stop"`` after an end token, ``"length"`` after the last token allowed, else ``None``."""
+    @property
+    def finish_reason(self) -> str | None:
+        """``"stop"`` after an end token, ``"length"`` after the last token allowed, else ``None``."""
 
     def __iter__(self) -> Iterator[Step]: ...
 

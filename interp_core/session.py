@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from interp_core.backend import Backend, make_backend
+from interp_core.backend import Backend, LensBackend, make_backend
 from interp_core.errors import BackendUnavailable, InterpError, RequestError
 
 if TYPE_CHECKING:
@@ -78,24 +78,55 @@ class Session:
             if backend is not None:
                 backend.shutdown()
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether requests begun together run together."""
+        return self.profile.spec.concurrent
+
     def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
         """Run requests without sampling."""
-        with self._lock.held():
-            return self._ready().run(requests)
+        with self._turn() as backend:
+            return backend.run(requests)
 
-    def generate(self, request: ForwardRequest) -> LockedRun:
+    def generate(self, request: ForwardRequest) -> GenerationRun:
         """Begin a request with sampling."""
-        with self._lock.held():
-            return LockedRun(self._ready().generate(request), self._lock)
+        with self._turn() as backend:
+            run = backend.generate(request)
+        return run if self.concurrent else LockedRun(run, self._lock)
 
     def unembed(self, rows: Any, *, raw: bool) -> Tensor:
         """Logits of residual rows."""
-        with self._lock.held():
-            logits: Tensor = self._ready().unembed(rows, raw=raw)
+        with self._turn() as backend:
+            logits: Tensor = backend.unembed(rows, raw=raw)
             return logits
+
+    def top_tokens(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Most likely tokens of residual rows and their probabilities; see :class:`LensBackend`."""
+        with self._turn() as backend:
+            if isinstance(backend, LensBackend):
+                return backend.top_tokens(rows, count)
+            best = backend.unembed(rows, raw=False).float().softmax(-1).topk(count, dim=-1)
+            return best.indices, best.values
 
     def backend(self) -> Backend:
         """The backend object, warm. For tests and for capabilities that a backend adds."""
+        with self._lock.held():
+            return self._ready()
+
+    @contextmanager
+    def _turn(self) -> Iterator[Backend]:
+        """The backend, for one caller at a time unless it takes several."""
+        if self.concurrent:
+            yield self._warm()
+        else:
+            with self._lock.held():
+                yield self._ready()
+
+    def _warm(self) -> Backend:
+        # Whoever finds it warm passes without waiting for another's turn.
+        backend = self._backend
+        if backend is not None:
+            return backend
         with self._lock.held():
             return self._ready()
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from interp_core.address import Address
+from interp_core.bindings import bind
 from interp_core.errors import AddressError, BackendUnavailable, ModelUnavailable, unknown_name
 from interp_core.expressions import Binding
+from interp_core.layout import Layout, find_layout
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult
 from interp_core.scalars import whole_number
 from interp_eager.attention import watched
-from interp_eager.bindings import bind
 from interp_eager.collect import Chunk, Collector
 from interp_eager.generation import EagerRun
-from interp_eager.layout import Layout, find_layout
 from interp_eager.program import Program, compile_program
 from interp_eager.taps import Taps, installed
 from interp_eager.weights import load_weights

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
-from torch import Tensor, nn
+from torch import nn
 
-from interp_core.address import COORDINATE_AXES, Address
+from interp_core.address import Address
 from interp_core.expressions import Binding, Expression, Read, Sum, leaves
-from interp_core.points import PointSpec
+from interp_core.layout import Layout
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, Write
+from interp_core.selection import axes_of
 from interp_eager.collect import Want
-from interp_eager.layout import Layout
 
 __all__ = [
     "ATTENTION_POINTS",
@@ -22,9 +22,7 @@ __all__ = [
     "Site",
     "SiteKey",
     "WriteJob",
-    "axes_of",
     "compile_program",
-    "select",
 ]
 
 ATTENTION_POINTS = frozenset({"attn_scores", "attn_probs"})
@@ -107,23 +105,6 @@ def compile_program(
     for address, items in _writes(requests).items():
         _add_write(program, address, items, profile, bind)
     return program
-
-
-def select(value: Tensor, axes: tuple[int, ...], coordinates: tuple[tuple[int, int], ...]) -> Tensor:
-    """``[..., width]`` as ``[..., *axes]`` with the coordinates' axes indexed away."""
-    if len(axes) > 1:
-        value = value.unflatten(-1, axes)
-    lead = value.dim() - len(axes)
-    for axis, index in sorted(coordinates, reverse=True):
-        value = value.select(lead + axis, index)
-    return value
-
-
-def axes_of(profile: ModelProfile, address: Address) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Sizes of a point's axes, and ``(axis number, index)`` per coordinate."""
-    spec: PointSpec = profile.specs[address.name]
-    sizes = tuple(profile.facts.axis_size(axis, address.layer) for axis in spec.axes)
-    return sizes, tuple((spec.axes.index(COORDINATE_AXES[name]), index) for name, index in address.coordinates)
 
 
 def _reads(requests: Sequence[ForwardRequest]) -> dict[Address, list[Want]]:

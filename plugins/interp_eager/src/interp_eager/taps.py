@@ -14,8 +14,9 @@ from interp_core.arithmetic import apply_operation
 from interp_core.errors import InterpError, RequestError
 from interp_core.expressions import Read, read_value, write_value
 from interp_core.operations import Apply
+from interp_core.selection import select
 from interp_eager.collect import Chunk, Collector
-from interp_eager.program import Program, ReadJob, Site, SiteKey, WriteJob, select
+from interp_eager.program import Program, ReadJob, Site, SiteKey, WriteJob
 
 __all__ = ["StopForward", "Taps", "installed"]
 

@@ -1,4 +1,7 @@
-"""Points of a conventional decoder as expressions over roles: how eager reads and writes each."""
+"""Points of a conventional decoder as expressions over the roles of transformers' module tree.
+
+The tree may run in this process or in another engine: what matters is that it is transformers' own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from interp_core.expressions import Binding, Expression, Read, Scale, Slice, Sum
 from interp_core.facts import LayerFacts, ModelFacts
 
 if TYPE_CHECKING:
-    from interp_eager.layout import Layout
+    from interp_core.layout import Layout
 
 __all__ = ["bind"]
 

@@ -8,13 +8,15 @@ have by its facts, and does not, is an error; nothing is guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
-from torch import nn
 
 from interp_core.errors import BackendUnavailable
 from interp_core.facts import LayerFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["Layout", "find_layout"]
 
@@ -104,6 +106,8 @@ def find_layout(model: Any, facts: ModelFacts) -> Layout:
 
 
 def _block_list(model: nn.Module, n_layers: int) -> tuple[str, nn.ModuleList]:
+    from torch import nn
+
     candidates = [
         (path, module)
         for path, module in model.named_modules()
@@ -123,6 +127,8 @@ def _block_list(model: nn.Module, n_layers: int) -> tuple[str, nn.ModuleList]:
 
 
 def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    from torch import nn
+
     for name in names:
         found = getattr(module, name, None)
         if isinstance(found, nn.Module):
