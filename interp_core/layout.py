@@ -83,8 +83,13 @@ class Layout:
         return role in (self.trunk if layer is None else self.blocks[layer])
 
 
-def find_layout(model: Any, facts: ModelFacts) -> Layout:
+def find_layout(model: Any, facts: ModelFacts, *, embed: Any = None, lm_head: Any = None) -> Layout:
     """The layout of a conventional decoder.
+
+    Args:
+        model: the model.
+        facts: what its configuration says.
+        embed, lm_head: the two where another engine keeps them; ``None`` asks the model as transformers does.
 
     Raises:
         BackendUnavailable: the list of blocks, or a part that facts promise, is not found.
@@ -93,9 +98,9 @@ def find_layout(model: Any, facts: ModelFacts) -> Layout:
     trunk_module = model.get_submodule(path.rpartition(".")[0])
     trunk: dict[str, nn.Module] = {}
     for role, part in (
-        ("embed", model.get_input_embeddings()),
+        ("embed", model.get_input_embeddings() if embed is None else embed),
         ("final_norm", _child(trunk_module, _FINAL_NORMS)),
-        ("lm_head", model.get_output_embeddings()),
+        ("lm_head", model.get_output_embeddings() if embed is None else lm_head),
     ):
         if part is not None:
             trunk[role] = part

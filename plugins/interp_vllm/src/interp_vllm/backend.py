@@ -1,25 +1,87 @@
-"""The place of the engine. It is not in this version, and saying so is all that happens here."""
+"""The ``vllm`` backend: validated requests to an engine with Python forwards, and rows back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from interp_core.errors import BackendUnavailable
+from interp_core.errors import BackendUnavailable, RequestError
 from interp_core.profile import ModelProfile
+from interp_core.requests import ForwardRequest, ForwardResult
+from interp_vllm.arguments import engine_arguments
+from interp_vllm.ends import end_tokens
+from interp_vllm.engine import Engine
+from interp_vllm.loop import finished, submit
 
-__all__ = ["make_engine"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp_vllm.run import VllmRun
+
+__all__ = ["VllmBackend", "make_engine"]
 
 
-def make_engine(profile: ModelProfile, options: Mapping[str, Any]) -> NoReturn:
-    """Refuse to run.
+def make_engine(profile: ModelProfile, options: Mapping[str, Any]) -> VllmBackend:
+    """The backend object of a profile.
 
     Raises:
-        BackendUnavailable: always, in this version.
+        BackendUnavailable: this version does not bring the engine of that backend, or vLLM cannot run the model.
     """
-    from interp_vllm import __version__
+    if profile.backend != "vllm":
+        from interp_vllm import __version__
 
-    raise BackendUnavailable(
-        f"interp-vllm {__version__} describes what {profile.backend!r} serves, but does not bring the engine "
-        "that runs it yet; use backend='eager', or a later interp-vllm"
-    )
+        raise BackendUnavailable(
+            f"interp-vllm {__version__} describes what {profile.backend!r} serves, but does not bring the engine "
+            "that runs it yet; use backend='vllm' or 'eager', or a later interp-vllm"
+        )
+    return VllmBackend(profile, options)
+
+
+class VllmBackend:
+    """Executes validated requests on a vLLM engine. See :class:`interp_core.backend.Backend`."""
+
+    def __init__(self, profile: ModelProfile, options: Mapping[str, Any]) -> None:
+        self.profile = profile
+        self.engine = Engine(profile.model_id, engine_arguments(profile, options), end_tokens(profile))
+
+    def warmup(self) -> None:
+        """Start the engine's processes and load the weights."""
+        finished(submit(self.engine.start()))
+
+    def shutdown(self) -> None:
+        """End them."""
+        self.engine.stop()
+
+    def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
+        """All requests at once; vLLM batches them as it likes."""
+        for request in requests:
+            self._check_length(request)
+        return finished(submit(self.engine.run(requests)))
+
+    def generate(self, request: ForwardRequest) -> VllmRun:
+        """Begin a generation, which runs beside whatever else runs."""
+        from interp_vllm.run import VllmRun
+
+        self._check_length(request)
+        return VllmRun(self.engine, request)
+
+    def unembed(self, rows: Any, *, raw: bool) -> Tensor:
+        """Logits of residual rows, with the family's softcap and multiplier."""
+        if raw:
+            self.profile.require("raw_logits")
+        return finished(submit(self.engine.unembed(rows, 0)))["logits"].to(rows.dtype)
+
+    def top_tokens(self, rows: Any, count: int) -> tuple[Any, Any]:
+        """Most likely tokens of residual rows; the vocabulary stays in the worker."""
+        found = finished(submit(self.engine.unembed(rows, count)))
+        return found["ids"], found["probs"]
+
+    def _check_length(self, request: ForwardRequest) -> None:
+        new = request.sampling.max_tokens if request.sampling else 1
+        limit, prompt = self.engine.max_length, len(request.token_ids)
+        if prompt + new > limit:
+            wanted = f"{new} new ones" if request.sampling else "the one that vLLM always samples"
+            raise RequestError(
+                f"{prompt} tokens and {wanted} are more than this engine's max_model_len of {limit}; "
+                "load_model(..., max_model_len=...) sets it"
+            )

@@ -1,7 +1,7 @@
 """The entry point: the three vLLM backends, described without importing vLLM.
 
-This version answers what configuration answers (points, capabilities, static sets, gradients). The engine
-itself is not in it yet: the factory says so, and nothing pretends.
+This version brings the engine of ``vllm``; of the two others it answers what configuration answers, and their
+factory says so.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.hookspecs import hookimpl
 from interp_core.points import PointSupport, hook, recompute, unsupported
+from interp_vllm.limits import limits
 from interp_vllm.static import declared_sets
 
 __all__ = ["interp_backends"]
@@ -66,10 +67,19 @@ _LACKS_GENERATE: Mapping[str, str] = {
 ENGINE_OPTIONS = (
     OptionSpec(name="max_model_len", help="Longest sequence that the engine serves.", types=(int,)),
     OptionSpec(name="gpu_memory_utilization", help="Share of a GPU's memory that vLLM may use.", types=(float, int)),
+    OptionSpec(name="kv_cache_memory_bytes", help="Memory of the key/value cache.", types=(int,)),
+    OptionSpec(name="num_gpu_blocks_override", help="Blocks of the key/value cache.", types=(int,)),
+    OptionSpec(name="block_size", help="Tokens of one block of the key/value cache.", types=(int,)),
     OptionSpec(name="tensor_parallel_size", help="Ranks that split each layer.", types=(int,), default=1),
+    OptionSpec(name="pipeline_parallel_size", help="Ranks that split the layers.", types=(int,), default=1),
+    OptionSpec(name="distributed_executor_backend", help="How vLLM runs its workers.", types=(str,)),
     OptionSpec(name="max_num_seqs", help="Most requests in one step.", types=(int,)),
     OptionSpec(name="max_num_batched_tokens", help="Most tokens in one step.", types=(int,)),
-    OptionSpec(name="enable_prefix_caching", help="Share cached prefixes between requests.", types=(bool,)),
+    OptionSpec(name="enable_chunked_prefill", help="Split long prompts over steps.", types=(bool,)),
+    OptionSpec(name="enable_prefix_caching", help="Share cached prefixes between plain requests.", types=(bool,)),
+    OptionSpec(name="seed", help="Seed of the engine's own sampling.", types=(int,)),
+    OptionSpec(name="load_format", help="How vLLM reads the weights.", types=(str,)),
+    OptionSpec(name="quantization", help="How vLLM quantises the weights.", types=(str,)),
     OptionSpec(name="model_impl", help="vLLM's model code.", types=(str,), choices=("auto", "vllm", "transformers")),
     OptionSpec(name="revision", help="Branch, tag or commit on the hub.", types=(str,)),
 )
@@ -99,6 +109,8 @@ def interp_backends() -> Sequence[BackendSpec]:
             summary="vLLM with Python forwards: any point, per request.",
             points=HOOKED,
             capabilities=frozenset({"capture", "steer", "logit_lens", "attention"}),
+            limits=limits,
+            concurrent=True,
             lacks=_LACKS,
             options=ENGINE_OPTIONS,
             **common,
@@ -130,8 +142,13 @@ def probe() -> Availability:
     """Whether a vLLM is installed, from metadata alone: importing it takes many seconds."""
     from importlib.util import find_spec
 
-    if find_spec("vllm") is None:
+    from interp_vllm.adapters import TESTED, installed_version, minor_of, untested
+
+    version = installed_version()
+    if find_spec("vllm") is None or version is None:
         return Availability(False, "vLLM is not installed: pip install 'interp-vllm[cpu]' on a CPU, or vllm on a GPU")
+    if minor_of(version) not in TESTED:
+        return Availability(False, untested(version))
     return Availability(True)
 
 

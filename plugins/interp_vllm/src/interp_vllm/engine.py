@@ -1,0 +1,190 @@
+"""A vLLM engine on the background loop: started, asked, and shut down; its processes reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import os
+import uuid
+import weakref
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from interp_core.errors import BackendUnavailable, InterpError, ModelUnavailable, RequestError
+from interp_core.requests import ForwardRequest, ForwardResult
+from interp_vllm.adapters import adapter
+from interp_vllm.payload import discard_payload, read_payload, write_payload
+from interp_vllm.sampling import sampling_params
+from interp_vllm.wire import encode_request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Engine"]
+
+_LIVE: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class Engine:
+    """One ``AsyncLLM``. Coroutines run on the background loop; nothing here blocks it but the start."""
+
+    def __init__(self, model_id: str, arguments: Mapping[str, Any], end_tokens: frozenset[int]) -> None:
+        self.model_id = model_id
+        self.arguments = dict(arguments)
+        self.end_tokens = end_tokens
+        self.max_length = 0
+        self._llm: Any = None
+        self._numbers = itertools.count()
+        self._tag = uuid.uuid4().hex[:8]
+
+    # Its life.
+
+    async def start(self) -> None:
+        """Build the engine, and find the model's modules in its workers.
+
+        Raises:
+            BackendUnavailable: vLLM cannot run here, or would compute something else than the configuration says.
+            ModelUnavailable: vLLM could not load the checkpoint.
+        """
+        names: Any = adapter()
+        try:
+            config = names.engine_config(self.arguments)
+            self._llm = names.start_engine(config)
+        except InterpError:
+            raise
+        except Exception as error:
+            raise ModelUnavailable(f"{self.model_id}: vLLM did not start: {_reason(error)}") from error
+        _LIVE.add(self)
+        self.max_length = int(config.model_config.max_model_len)
+        for status, text in await self._llm.collective_rpc("interp_attach"):
+            if status != "ok":
+                self.stop()
+                raise BackendUnavailable(f"{self.model_id}: {text}")
+
+    def stop(self) -> None:
+        """End the engine's processes. May be called twice."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown()
+        _LIVE.discard(self)
+
+    # Requests.
+
+    async def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
+        """Forwards over prompts, all at once; rows come back when the last is through."""
+        named = [(self.name(), request) for request in requests]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, request in named:
+                    group.create_task(self._through(name, request))
+        except BaseException as error:
+            await self.drop([name for name, _ in named])
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from error
+            raise
+        return await self.collect(named)
+
+    async def steps(self, name: str, request: ForwardRequest) -> AsyncIterator[Any]:
+        """vLLM's outputs, one per step, with what is new in each."""
+        params = sampling_params(request, self.end_tokens, whole=request.sampling is None)
+        prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
+        if request.reads or request.writes:
+            params.extra_args = {"interp": encode_request(name, request)}
+            # Nothing of it may come from, or go into, what plain requests share; and every row has to be computed.
+            prompt["cache_salt"] = f"{self._tag}-{name}"
+            params.skip_reading_prefix_cache = True
+        llm = self._running()
+        try:
+            async for output in llm.generate(prompt, params, request_id=name):
+                yield output
+        except (ValueError, TypeError) as error:
+            raise RequestError(f"vLLM refuses this request: {_reason(error)}") from error
+        except InterpError:
+            raise
+        except Exception as error:
+            raise BackendUnavailable(f"{self.model_id}: the vLLM engine failed: {_reason(error)}") from error
+
+    async def collect(self, named: Sequence[tuple[str, ForwardRequest]]) -> list[ForwardResult]:
+        """Rows of requests, which the worker forgets.
+
+        Raises:
+            RequestError: an operation failed inside the forward; other requests are not affected.
+        """
+        wanted = [name for name, request in named if request.reads or request.writes]
+        if not wanted:
+            return [ForwardResult() for _ in named]
+        replies = await self._rpc("interp_collect", wanted)
+        payloads = {name: (error, payload) for name, error, payload in replies[0]}
+        results = []
+        failure: str | None = None
+        for name, request in named:
+            error, payload = payloads.get(name, ("", []))
+            if error:
+                failure = failure or error
+            rows = read_payload(payload) if payload else {}
+            results.append(
+                ForwardResult(rows={read.address: rows[str(read.address)] for read in request.reads if rows})
+            )
+        if failure is not None:
+            raise RequestError(f"a request failed inside the forward: {failure}")
+        return results
+
+    async def drop(self, names: Sequence[str]) -> None:
+        """Let the worker forget requests."""
+        if self._llm is not None and names:
+            await self._rpc("interp_drop", list(names))
+
+    async def unembed(self, rows: Tensor, top: int) -> dict[str, Tensor]:
+        """``logits``, or with ``top`` ``ids`` and ``probs``, of residual rows ``[rows, d_model]``."""
+        payload = write_payload({"rows": rows.detach().cpu().contiguous()})
+        try:
+            replies = await self._rpc("interp_unembed", payload, top)
+        finally:
+            discard_payload(payload)
+        error = next((error for error, _ in replies if error), "")
+        if error:
+            raise RequestError(f"the unembedding failed: {error}")
+        return read_payload(next(found for _, found in replies if found))
+
+    async def summary(self) -> list[dict[str, int]]:
+        """What each worker holds."""
+        found: list[dict[str, int]] = await self._rpc("interp_summary")
+        return found
+
+    def name(self) -> str:
+        """An id for the next request."""
+        return f"interp-{next(self._numbers)}"
+
+    async def _through(self, name: str, request: ForwardRequest) -> None:
+        async for _ in self.steps(name, request):
+            pass
+
+    async def _rpc(self, method: str, *args: Any) -> Any:
+        try:
+            return await self._running().collective_rpc(method, args=args)
+        except InterpError:
+            raise
+        except Exception as error:
+            raise BackendUnavailable(f"{self.model_id}: the vLLM engine failed: {_reason(error)}") from error
+
+    def _running(self) -> Any:
+        if self._llm is None:
+            raise BackendUnavailable("this model was shut down; load it again")
+        return self._llm
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__
+
+
+_OWNER = os.getpid()
+
+
+@atexit.register
+def _stop_all() -> None:
+    # Children of a fork inherit this list, and must not end the engines of their parent.
+    if os.getpid() == _OWNER:
+        for engine in list(_LIVE):
+            engine.stop()

@@ -1,0 +1,40 @@
+"""What of its points the hooked backend serves less of on some models, from facts and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from interp_core.facts import ModelFacts
+from interp_core.points import PointSupport, unsupported
+from interp_vllm.native import model_impl
+
+__all__ = ["limits"]
+
+
+def limits(facts: ModelFacts, options: Mapping[str, Any]) -> dict[str, PointSupport]:
+    """Support that replaces the general one, by point."""
+    found: dict[str, PointSupport] = {}
+    attention = _against_attention(facts)
+    if attention:
+        found |= dict.fromkeys(("attn_scores", "attn_probs"), unsupported(attention))
+    if facts.attn_gate:
+        found["attn_gate"] = unsupported("the gate of this family is not in the tables of the vLLM backend yet")
+    if any(layer.mlp == "sparse" for layer in facts.layers) and model_impl(facts, options) == "transformers":
+        why = (
+            "vLLM's Transformers backend replaces the router of a mixture of experts by its own; use the family's own "
+            "class in vLLM, where there is one"
+        )
+        found |= dict.fromkeys(("router_logits", "expert_weights", "expert_indices"), unsupported(why))
+    return found
+
+
+def _against_attention(facts: ModelFacts) -> str:
+    if facts.latent_attention:
+        return "vLLM computes latent attention without ever forming keys per head, so there is nothing to rebuild from"
+    chunked = [layer.index for layer in facts.layers if layer.mixer == "chunked_attention"]
+    if chunked:
+        return f"layers {chunked[0]} and others attend within chunks, which is not rebuilt yet"
+    if any(layer.kv_shared_from is not None for layer in facts.layers):
+        return "some layers of this family use the keys of earlier ones, which is not rebuilt yet"
+    return ""

@@ -1,0 +1,49 @@
+"""One event loop on one background thread, shared by all engines of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from interp_core.cancellation import check_cancelled
+
+__all__ = ["background_loop", "finished", "submit"]
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The loop, started at first use."""
+    global _loop
+    with _lock:
+        if _loop is None or _loop.is_closed():
+            _loop = asyncio.new_event_loop()
+            # A daemon: an engine that was not shut down must not keep the interpreter from ending.
+            threading.Thread(target=_loop.run_forever, name="interp-vllm", daemon=True).start()
+        return _loop
+
+
+def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Begin ``work`` on the loop."""
+    return asyncio.run_coroutine_threadsafe(work, background_loop())
+
+
+def finished(future: Future[T]) -> T:
+    """Wait for it; a cancelled caller, or an interrupted one, cancels it."""
+    try:
+        while True:
+            try:
+                return future.result(timeout=0.1)
+            except TimeoutError:
+                if future.done():
+                    raise
+                check_cancelled()
+    except BaseException:
+        future.cancel()
+        raise

@@ -1,0 +1,116 @@
+"""Roles and expressions of a model as vLLM runs it: its own classes, or transformers' tree inside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from interp_core import bindings as conventional
+from interp_core.address import Address
+from interp_core.errors import BackendUnavailable
+from interp_core.expressions import Binding, Expression, Read, Scale, Sum
+from interp_core.facts import ModelFacts
+from interp_core.layout import Layout, find_layout
+from interp_vllm.native import FUSED, PLAIN
+
+__all__ = ["Tree"]
+
+_GATES = ("gate", "router")
+_EXPERTS = ("experts",)
+
+
+class Tree:
+    """A model's modules by role, and where each point is among them.
+
+    Attributes:
+        layout: modules by role; ``attn.kernel`` is vLLM's attention layer, ``mlp.router`` and ``mlp.experts`` the
+            parts of a mixture of experts.
+        style: ``fused``, ``plain`` or ``transformers``.
+    """
+
+    def __init__(self, model: nn.Module, facts: ModelFacts, names: Any) -> None:
+        self.facts = facts
+        self.model = model
+        self.style = _style(model)
+        embedding = _embedding(model, names)
+        self.layout: Layout = find_layout(model, facts, embed=embedding, lm_head=getattr(model, "lm_head", None))
+        for layer, roles in zip(facts.layers, self.layout.blocks, strict=True):
+            if layer.softmax and "attn" in roles and (kernel := names.attention_of(roles["attn"])) is not None:
+                roles["attn.kernel"] = kernel
+            if layer.mlp == "sparse" and "mlp" in roles:
+                _add_parts(roles, "mlp.router", _GATES)
+                _add_parts(roles, "mlp.experts", _EXPERTS)
+
+    def bind(self, address: Address) -> Binding:
+        """Where a point lives, read from a module's boundary. Coordinates are the caller's affair."""
+        name, layer = address.name, address.layer
+        if name == "embeddings":
+            return Binding(self._embeddings())
+        if name in ("router_logits", "expert_weights", "expert_indices"):
+            return Binding(Read("mlp.router"))
+        if layer is None or self.style == "transformers":
+            return conventional.bind(address, self.facts, self.layout)
+        return self._own_class(name, layer, address)
+
+    def _embeddings(self) -> Expression:
+        scale = self.facts.embedding_scale
+        if self.style != "transformers" and scale != 1.0 and self.facts.embedding_scale_inside:
+            # transformers' module holds the scale; vLLM's own classes apply it outside.
+            return Scale(Read("embed"), scale)
+        return Read("embed")
+
+    def _own_class(self, name: str, layer: int, address: Address) -> Binding:
+        contribution = "attn_post_norm" if self.facts.attn_post_norm else "attn.o_proj"
+        if name == "attn_in":
+            return Binding(Read("attn.qkv_thirds", "input"))
+        if name in ("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"):
+            return Binding(Read(f"attn.{name[:6]}", "input" if name.endswith("in") else "output"))
+        if name == "attn_out_post":
+            return Binding(Read(contribution))
+        if self.style == "plain":
+            return conventional.bind(address, self.facts, self.layout)
+        before = self._stream_before(layer)
+        if name == "resid_pre":
+            return Binding(before)
+        if name == "resid_mid":
+            # The norm that opens the MLP's half adds the two, and gives the sum back beside its own output.
+            return Binding(Read("mlp_pre_norm", slot=1), Sum(before, Read(contribution)))
+        if name == "resid_post":
+            return Binding(Sum(Read("block", slot=1), Read("block", slot=0)))
+        return conventional.bind(address, self.facts, self.layout)
+
+    @staticmethod
+    def _stream_before(layer: int) -> Expression:
+        hidden = Read("block", "input", slot=1)
+        return hidden if layer == 0 else Sum(Read("block", "input", slot=2), hidden)
+
+
+def _style(model: nn.Module) -> str:
+    name = type(model).__name__
+    if name.startswith("Transformers"):
+        return "transformers"
+    if name in FUSED:
+        return "fused"
+    if name in PLAIN:
+        return "plain"
+    raise BackendUnavailable(
+        f"vLLM runs this model as {name}, whose module tree is not in the tables of this plugin; load it with "
+        "model_impl='transformers'"
+    )
+
+
+def _embedding(model: nn.Module, names: Any) -> nn.Module:
+    if hasattr(model, "model") and hasattr(model.model, "get_input_embeddings"):
+        found: nn.Module = model.model.get_input_embeddings()
+        return found
+    embedding: nn.Module = names.embedding(model)
+    return embedding
+
+
+def _add_parts(roles: dict[str, nn.Module], role: str, options: tuple[str, ...]) -> None:
+    for name in options:
+        part = getattr(roles["mlp"], name, None)
+        if isinstance(part, nn.Module):
+            roles[role] = part
+            return

@@ -1,0 +1,116 @@
+"""The extension that vLLM mixes into its worker: what ``collective_rpc`` may call, and where hooks come from.
+
+vLLM imports this module in the worker, before the model loads, and only where an engine was built with
+``worker_extension_cls="interp_vllm.worker.ext.WorkerExtension"``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from interp_core.errors import BackendUnavailable, InterpError
+from interp_vllm.adapters import adapter
+from interp_vllm.payload import read_payload, write_payload
+from interp_vllm.worker.tracker import Tracker
+
+__all__ = ["WorkerExtension"]
+
+_TRACKER = "_interp_tracker"
+
+
+class WorkerExtension:
+    """Methods are called on every rank; what they return is plain lists and text."""
+
+    def interp_attach(self) -> list[Any]:
+        """Find the model's modules and check what vLLM computes against the facts; ``["ok", class]`` or an error."""
+        try:
+            tracker = _attach(self)
+        except InterpError as error:
+            return [type(error).__name__, str(error)]
+        return ["ok", type(tracker.tree.model).__name__]
+
+    def interp_collect(self, names: Sequence[str]) -> list[Any]:
+        """``[[name, error or "", payload], ...]``; rows travel from the first rank only."""
+        tracker = _tracker(self)
+        found = []
+        for name, rows in tracker.collect(names).items():
+            if isinstance(rows, str):
+                found.append([name, rows, []])
+            elif tracker.rank:
+                found.append([name, "", []])
+            else:
+                found.append([name, *_written({str(address): tensor for address, tensor in rows.items()})])
+        return found
+
+    def interp_drop(self, names: Sequence[str]) -> bool:
+        """Forget requests that nobody will ask for."""
+        _tracker(self).drop_named(names)
+        return True
+
+    def interp_unembed(self, payload: Sequence[Any], top: int) -> list[Any]:
+        """``[error, payload]`` of logits, or with ``top`` of the most likely tokens, of residual rows."""
+        tracker = _tracker(self)
+        try:
+            rows = read_payload(payload, keep=True)["rows"]
+            return list(_unembedded(tracker, rows, top))
+        except Exception as error:  # noqa: BLE001  Out of memory, above all: the caller's own affair, not the engine's.
+            return [f"{type(error).__name__}: {error}", []]
+
+    def interp_summary(self) -> dict[str, int]:
+        """What the worker holds."""
+        return {**_tracker(self).summary(), "pid": os.getpid()}
+
+
+def _attach(worker: Any) -> Tracker:
+    found: Tracker | None = getattr(worker, _TRACKER, None)
+    if found is not None:
+        return found
+    names: Any = adapter()
+    if worker.vllm_config.speculative_config is not None:
+        raise BackendUnavailable("speculative decoding runs rows that are thrown away again; it is not served yet")
+    tracker = Tracker(worker, _profile(worker.vllm_config), names)
+    names.on_forward(worker, tracker.around)
+    setattr(worker, _TRACKER, tracker)
+    return tracker
+
+
+def _profile(config: Any) -> Any:
+    from interp_core.loading import inspect_model
+
+    options = {"trust_remote_code": bool(config.model_config.trust_remote_code)}
+    return inspect_model(config.model_config.model, backend="vllm", **options)
+
+
+def _tracker(worker: Any) -> Tracker:
+    tracker: Tracker | None = getattr(worker, _TRACKER, None)
+    if tracker is None:
+        raise BackendUnavailable("interp_attach was not called on this engine")
+    return tracker
+
+
+def _written(tensors: dict[str, Any]) -> tuple[str, list[Any]]:
+    try:
+        return "", write_payload(tensors)
+    except InterpError as error:
+        return str(error), []
+
+
+def _unembedded(tracker: Tracker, rows: Any, top: int) -> tuple[str, list[Any]]:
+    import torch
+
+    model, layout = tracker.tree.model, tracker.tree.layout
+    with tracker.names.no_gradients():
+        weight = next(layout.module("embed", None).parameters())
+        hidden = rows.to(device=weight.device, dtype=weight.dtype)
+        if tracker.profile.facts.final_norm:
+            normed = layout.module("final_norm", None)(hidden)
+            hidden = normed if isinstance(normed, torch.Tensor) else normed[0]
+        logits = tracker.names.finished_logits(model, hidden)
+        if logits is None:
+            return "", []
+        if not top:
+            return _written({"logits": logits})
+        best = logits.float().softmax(-1).topk(top, dim=-1)
+        return _written({"ids": best.indices, "probs": best.values})

@@ -1,0 +1,225 @@
+"""The worker's book of requests: who is in the step, what each wants, and what has come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from interp_core.address import Address
+from interp_core.errors import InterpError
+from interp_core.expressions import Read, leaves
+from interp_core.profile import ModelProfile
+from interp_core.requests import Write
+from interp_core.selection import axes_of
+from interp_vllm.wire import EXTRA_ARG, decode_request
+from interp_vllm.worker.bindings import Tree
+from interp_vllm.worker.derived import DERIVED, Derived
+from interp_vllm.worker.rows import PositionedRows, Span
+from interp_vllm.worker.shards import Shard, shard_of
+from interp_vllm.worker.sites import Sites
+from interp_vllm.worker.state import AttentionRows, ReadJob, RequestState, SiteKey, Work, WriteJob
+
+__all__ = ["Tracker"]
+
+_FORGOTTEN: Final = 64
+"""Requests that ended and were never asked for, kept before the oldest is dropped."""
+
+
+class Tracker:
+    """One per worker. ``names`` is the adapter of this vLLM."""
+
+    def __init__(self, worker: Any, profile: ModelProfile, names: Any) -> None:
+        self.worker, self.profile, self.names = worker, profile, names
+        self.rank, self.size = names.tensor_parallel()
+        self.tree = Tree(names.model_of(worker), profile.facts, names)
+        self.states: dict[str, RequestState] = {}
+        self.sites = Sites(self.states, self.key_of)
+        self.derived = Derived(self.tree, profile, names, self.size)
+        self._plain: set[str] = set()
+
+    # A step.
+
+    def around(self, forward: Callable[[], Any], tokens: int) -> Any:
+        """Run a step's forward with its rows known."""
+        spans = [Span(*row) for row in self.names.step_rows(self.worker) if self._serves(row[0])]
+        if not spans:
+            return forward()
+        self.sites.spans, self.sites.tokens = spans, tokens
+        try:
+            return forward()
+        finally:
+            self.sites.spans = []
+            for span in spans:
+                self.states[span.request].seen = max(self.states[span.request].seen, span.position + span.length)
+
+    def _serves(self, request: str) -> bool:
+        if request in self.states:
+            return True
+        if request in self._plain:
+            return False
+        extra = self.names.extra_args(self.worker, request)
+        if not extra or EXTRA_ARG not in extra:
+            if len(self._plain) > 4096:
+                self._plain.clear()
+            self._plain.add(request)
+            return False
+        self._begin(request, extra[EXTRA_ARG])
+        return True
+
+    def _begin(self, request: str, data: object) -> None:
+        state = RequestState(decode_request(data))
+        self.states[request] = state
+        try:
+            self._place(state)
+        except Exception as error:  # noqa: BLE001  Whatever a forged or mistaken request is, the step of the others goes on.
+            state.error = f"{type(error).__name__}: {error}"
+            state.work.clear()
+            return
+        for key, work in state.work.items():
+            module, shard = self._module_at(key, work.layer)
+            self.sites.use(key, module, shard, request)
+
+    # What a request wants, at which sites.
+
+    def key_of(self, leaf: Read, layer: int | None) -> SiteKey:
+        """The site of a leaf."""
+        return id(self.tree.layout.module(leaf.role, self._level(leaf.role, layer))), leaf.side
+
+    def _level(self, role: str, layer: int | None) -> int | None:
+        return None if role in self.tree.layout.trunk else layer
+
+    def _place(self, state: RequestState) -> None:
+        for read in state.request.reads:
+            address = self.profile.address(read.address)
+            refused = self.profile.read_refusal(address)
+            if refused is not None:
+                raise refused
+            self._place_read(state, address, read.positions)
+        for write in state.request.writes:
+            address = self.profile.address(write.address)
+            refused = self.profile.write_refusal(address)
+            if refused is not None:
+                raise refused
+            self._place_write(state, write, address)
+
+    def _place_read(self, state: RequestState, address: Address, positions: tuple[int, ...] | None) -> None:
+        layer = address.layer
+        if address.name in ("attn_scores", "attn_probs"):
+            assert layer is not None
+            if layer not in state.attention:
+                state.attention[layer] = AttentionRows(*self._attention_shards(layer))
+                leaf = Read("attn.kernel", "call")
+                self._work(state, leaf, layer).attention = state.attention[layer]
+            state.stores[address] = PositionedRows(positions)
+            return
+        source, axes, coordinates = self.derived.source(address), (), ()
+        if address.name not in DERIVED:
+            axes, coordinates = axes_of(self.profile, address)  # type: ignore[assignment]
+        expression = self.tree.bind(source.bare()).read
+        store = state.stores[address] = PositionedRows(positions)
+        work = self._work(state, self._last(state, expression, source.layer), source.layer)
+        work.reads.append(ReadJob(address, expression, axes, coordinates, store))
+
+    def _place_write(self, state: RequestState, write: Write, address: Address) -> None:
+        point = address.bare()
+        axes, coordinates = axes_of(self.profile, address)
+        expression = self.tree.bind(point).writes_through
+        work = self._work(state, self._last(state, expression, address.layer), address.layer)
+        jobs = work.direct if _lives_here(self.tree, expression) else work.carried
+        same = next((job for job in jobs if job.expression == expression and job.axes == axes), None)
+        if same is None:
+            jobs.append(same := WriteJob(expression, axes, []))
+        same.items.append((write, coordinates))
+
+    def _last(self, state: RequestState, expression: Any, layer: int | None) -> Read:
+        *earlier, last = leaves(expression)
+        for leaf in earlier:
+            if self.key_of(leaf, layer) != self.key_of(last, layer):
+                kept = self._work(state, leaf, layer).kept
+                if leaf not in kept:
+                    kept.append(leaf)
+        return last
+
+    def _work(self, state: RequestState, leaf: Read, layer: int | None) -> Work:
+        return state.work.setdefault(self.key_of(leaf, layer), Work(self._level(leaf.role, layer)))
+
+    def _module_at(self, key: SiteKey, layer: int | None) -> tuple[Any, Shard | None]:
+        layout = self.tree.layout
+        roles = layout.trunk if layer is None else layout.blocks[layer]
+        role, module = next((role, module) for role, module in roles.items() if id(module) == key[0])
+        facts = None if layer is None else self.profile.facts.layers[layer]
+        kind = self.names.linear_kind(module)
+        return module, shard_of(role, key[1], module, kind, facts, self.rank, self.size, self.names.all_gather)
+
+    def _attention_shards(self, layer: int) -> tuple[Shard | None, Shard | None]:
+        facts = self.profile.facts.layers[layer]
+        kernel = self.tree.layout.module("attn.kernel", layer)
+        return tuple(  # type: ignore[return-value]
+            shard_of(role, "input", kernel, "", facts, self.rank, self.size, self.names.all_gather)
+            for role in ("attn.q_norm", "attn.k_norm")
+        )
+
+    # What came of it.
+
+    def collect(self, requests: Sequence[str]) -> dict[str, dict[Address, Tensor] | str]:
+        """Rows of requests by the name they gave themselves, or why there are none; they are forgotten here.
+
+        Every rank has to call it with the same names in the same order: parts of tensors are exchanged.
+        """
+        found: dict[str, dict[Address, Tensor] | str] = {}
+        for name in requests:
+            internal = next((key for key, state in self.states.items() if state.request.name == name), None)
+            if internal is None:
+                found[name] = "it never reached a forward"
+                continue
+            state = self.drop(internal)
+            found[name] = state.error if state.error is not None else self._rows(state)
+        return found
+
+    def drop(self, internal: str) -> RequestState:
+        """Forget a request: its rows, and the hooks that only it needed."""
+        state = self.states.pop(internal)
+        self.sites.leave(state.work, internal)
+        return state
+
+    def drop_named(self, names: Sequence[str]) -> None:
+        """Forget requests by the name they gave themselves."""
+        wanted = set(names)
+        for internal in [key for key, state in self.states.items() if state.request.name in wanted]:
+            self.drop(internal)
+
+    def _rows(self, state: RequestState) -> dict[Address, Tensor] | str:
+        try:
+            with self.names.no_gradients():
+                return {a: self._assembled(state, a, store) for a, store in state.stores.items()}
+        except InterpError as error:
+            return f"{type(error).__name__}: {error}"
+
+    def _assembled(self, state: RequestState, address: Address, store: PositionedRows) -> Tensor:
+        if address.name in ("attn_scores", "attn_probs"):
+            assert address.layer is not None
+            rows = state.attention[address.layer]
+            query, key = (part.assembled(state.seen, str(address)) for part in (rows.queries, rows.keys))
+            order = range(state.seen) if store.wanted is None else store.wanted
+            positions = torch.tensor(list(order), device=query.device)
+            return self.derived.attention(address, query[positions], key, positions)
+        rows_of_source = store.assembled(state.seen, str(address))
+        return self.derived.value(address, rows_of_source)
+
+    def summary(self) -> dict[str, int]:
+        """How much is held: for tests, and for whoever watches memory."""
+        held = sum(state.nbytes for state in self.states.values())
+        return {"requests": len(self.states), "sites": len(self.sites), "bytes": held, "spans": len(self.sites.spans)}
+
+
+def _lives_here(tree: Tree, expression: Any) -> bool:
+    """Whether a write's own tensor is at its last site, rather than a sum that the site only carries."""
+    from interp_core.expressions import Sum
+
+    if not isinstance(expression, Sum):
+        return True
+    roles = {leaf.role for leaf in leaves(expression)}
+    return roles == {"block"}
