@@ -66,7 +66,8 @@ class Engine:
         """End the engine's processes. May be called twice."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            llm.shutdown()
+            names: Any = adapter()
+            names.stop_engine(llm)
         _LIVE.discard(self)
 
     # Requests.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -14,19 +15,14 @@ __all__ = ["background_loop", "finished", "submit"]
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
 
-
+@functools.cache
 def background_loop() -> asyncio.AbstractEventLoop:
     """The loop, started at first use."""
-    global _loop
-    with _lock:
-        if _loop is None or _loop.is_closed():
-            _loop = asyncio.new_event_loop()
-            # A daemon: an engine that was not shut down must not keep the interpreter from ending.
-            threading.Thread(target=_loop.run_forever, name="interp-vllm", daemon=True).start()
-        return _loop
+    loop = asyncio.new_event_loop()
+    # A daemon: an engine that was not shut down must not keep the interpreter from ending.
+    threading.Thread(target=loop.run_forever, name="interp-vllm", daemon=True).start()
+    return loop
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:

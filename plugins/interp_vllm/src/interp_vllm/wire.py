@@ -119,7 +119,7 @@ def _encode_write(write: Write) -> _Write:
 def _decode_write(found: _Write) -> Write:
     address = parse_address(found.address)
     tensors = {name: _decode_tensor(tensor) for name, tensor in found.tensors.items()}
-    operation = _KINDS[found.kind](address, **found.numbers, **tensors)  # type: ignore[arg-type]
+    operation = _KINDS[found.kind](address, **found.numbers, **tensors)
     positions = None if found.positions is None else frozenset(found.positions)
     where = Where(positions=positions, prompt=found.prompt, generated=found.generated)
     return Write(operation=operation, address=address, where=where)

@@ -26,6 +26,7 @@ __all__ = [
     "route",
     "start_engine",
     "step_rows",
+    "stop_engine",
     "tensor_parallel",
 ]
 
@@ -62,6 +63,16 @@ def start_engine(config: Any) -> Any:
     from vllm.v1.executor import Executor
 
     return AsyncLLM(vllm_config=config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+
+
+def stop_engine(llm: Any) -> None:
+    """End an ``AsyncLLM`` and its processes, from any thread but its loop's."""
+    from vllm.utils.async_utils import cancel_task_threadsafe
+
+    if llm.output_handler is not None:
+        # Else it takes the end of the processes for a crash, and says so.
+        cancel_task_threadsafe(llm.output_handler)
+    llm.shutdown()
 
 
 # In the worker.

@@ -101,8 +101,9 @@ def _style(model: nn.Module) -> str:
 
 
 def _embedding(model: nn.Module, names: Any) -> nn.Module:
-    if hasattr(model, "model") and hasattr(model.model, "get_input_embeddings"):
-        found: nn.Module = model.model.get_input_embeddings()
+    inner: Any = getattr(model, "model", None)
+    if hasattr(inner, "get_input_embeddings"):
+        found: nn.Module = inner.get_input_embeddings()
         return found
     embedding: nn.Module = names.embedding(model)
     return embedding

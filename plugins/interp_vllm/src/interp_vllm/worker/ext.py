@@ -79,8 +79,9 @@ def _attach(worker: Any) -> Tracker:
 def _profile(config: Any) -> Any:
     from interp_core.loading import inspect_model
 
-    options = {"trust_remote_code": bool(config.model_config.trust_remote_code)}
-    return inspect_model(config.model_config.model, backend="vllm", **options)
+    model = config.model_config
+    trusted, impl = bool(model.trust_remote_code), str(getattr(model.model_impl, "value", model.model_impl))
+    return inspect_model(model.model, backend="vllm", trust_remote_code=trusted, model_impl=impl)
 
 
 def _tracker(worker: Any) -> Tracker:

@@ -38,6 +38,7 @@ class Tracker:
         self.states: dict[str, RequestState] = {}
         self.sites = Sites(self.states, self.key_of)
         self.derived = Derived(self.tree, profile, names, self.size)
+        self.counts = {"steps": 0, "restarts": 0}
         self._plain: set[str] = set()
 
     # A step.
@@ -48,12 +49,18 @@ class Tracker:
         if not spans:
             return forward()
         self.sites.spans, self.sites.tokens = spans, tokens
+        self.counts["steps"] += 1
         try:
             return forward()
         finally:
             self.sites.spans = []
             for span in spans:
-                self.states[span.request].seen = max(self.states[span.request].seen, span.position + span.length)
+                self._passed(self.states[span.request], span)
+
+    def _passed(self, state: RequestState, span: Span) -> None:
+        # A request that begins again was preempted: its rows come a second time.
+        self.counts["restarts"] += span.position < state.seen
+        state.seen = max(state.seen, span.position + span.length)
 
     def _serves(self, request: str) -> bool:
         if request in self.states:
@@ -212,7 +219,7 @@ class Tracker:
     def summary(self) -> dict[str, int]:
         """How much is held: for tests, and for whoever watches memory."""
         held = sum(state.nbytes for state in self.states.values())
-        return {"requests": len(self.states), "sites": len(self.sites), "bytes": held, "spans": len(self.sites.spans)}
+        return {"requests": len(self.states), "sites": len(self.sites), "bytes": held, **self.counts}
 
 
 def _lives_here(tree: Tree, expression: Any) -> bool:

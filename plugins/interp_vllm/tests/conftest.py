@@ -1,0 +1,72 @@
+"""Engines for the tests of this folder: real ones, shared within a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vllm_families
+
+from interp_core import load_model
+from interp_core.model import InterpModel
+
+Loader = Callable[..., InterpModel]
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+    # Children that begin as copies of this process need not import vLLM again, which takes them ten seconds each.
+    # What a user gets, new processes, has its own tests.
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_engines() -> Iterator[None]:
+    """One thread, little cache, quick starts."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="session")
+def vllm_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The folder of a family's tiny checkpoint."""
+    root: Path = tmp_path_factory.mktemp("vllm-checkpoints")
+    return lambda family: vllm_families.save(family, root)
+
+
+@pytest.fixture(scope="module")
+def loaded(vllm_folders: Callable[[str], str], quick_engines: None) -> Iterator[Loader]:
+    """Loads models of families, and shuts them down at the end of the module."""
+    models: list[InterpModel] = []
+
+    def load(family: str, backend: str = "vllm", **options: Any) -> InterpModel:
+        if backend == "vllm":
+            options = {"max_model_len": 256, **options}
+        model = load_model(vllm_folders(family), backend=backend, dtype="float32", **options)
+        models.append(model)
+        return model
+
+    yield load
+    for model in models:
+        model.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(loaded: Loader) -> InterpModel:
+    """A tiny Llama on vLLM, warm."""
+    return loaded("llama").warmup()
+
+
+@pytest.fixture(scope="module")
+def reference(loaded: Loader) -> InterpModel:
+    """The same Llama on eager."""
+    return loaded("llama", "eager").warmup()
