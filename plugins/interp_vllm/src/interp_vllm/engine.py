@@ -49,14 +49,12 @@ class Engine:
         """
         names: Any = adapter()
         try:
-            config = names.engine_config(self.arguments)
-            self._llm = names.start_engine(config)
+            self._llm, self.max_length = names.start_engine(self.arguments)
         except InterpError:
             raise
         except Exception as error:
             raise ModelUnavailable(f"{self.model_id}: vLLM did not start: {_reason(error)}") from error
         _LIVE.add(self)
-        self.max_length = int(config.model_config.max_model_len)
         for status, text in await self._llm.collective_rpc("interp_attach"):
             if status != "ok":
                 self.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -16,14 +17,13 @@ __all__ = [
     "attention_of",
     "bare_logits",
     "embedding",
-    "engine_config",
     "extra_args",
     "finished_logits",
-    "head_terms",
     "kernel_terms",
     "model_of",
     "on_forward",
     "route",
+    "set_head_terms",
     "start_engine",
     "step_rows",
     "stop_engine",
@@ -45,24 +45,41 @@ NAMES: Final = (
 # In the process that asks.
 
 
-def engine_config(arguments: Mapping[str, Any]) -> Any:
-    """A ``VllmConfig`` from keyword arguments of vLLM's ``EngineArgs``."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
+def start_engine(arguments: Mapping[str, Any]) -> tuple[Any, int]:
+    """An ``AsyncLLM`` and its longest sequence; to be called on the loop that will serve it.
 
-    chosen = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
-    config = AsyncEngineArgs(**arguments).create_engine_config()
-    if chosen is not None:
-        # vLLM's CPU platform overwrites how processes start, also where the user had said it.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = chosen
-    return config
+    Args:
+        arguments: keyword arguments of vLLM's ``EngineArgs``.
+    """
+    with _quiet():
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.executor import Executor
+
+        chosen = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+        if chosen is not None:
+            # vLLM's CPU platform overwrites how processes start, also where the user had said it.
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = chosen
+        executor = Executor.get_class(config)
+        llm = AsyncLLM(vllm_config=config, executor_class=executor, log_stats=False, log_requests=False)
+    return llm, int(config.model_config.max_model_len)
 
 
-def start_engine(config: Any) -> Any:
-    """An ``AsyncLLM``; to be called on the loop that will serve it."""
-    from vllm.v1.engine.async_llm import AsyncLLM
-    from vllm.v1.executor import Executor
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """vLLM's log goes to standard error and holds errors only, unless the user said otherwise.
 
-    return AsyncLLM(vllm_config=config, executor_class=Executor.get_class(config), log_stats=False, log_requests=False)
+    Its own default writes to standard output, where a command's answer is.
+    """
+    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    ours = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def stop_engine(llm: Any) -> None:
@@ -152,10 +169,13 @@ def embedding(model: nn.Module) -> nn.Module:
     return next(part for part in model.modules() if isinstance(part, VocabParallelEmbedding))
 
 
-def head_terms(model: nn.Module) -> tuple[float, float | None]:
-    """Multiplier and softcap that vLLM applies to logits."""
+def set_head_terms(model: nn.Module, multiplier: float, softcap: float | None) -> None:
+    """Make the multiplier and the softcap of logits the family's own, where vLLM has another."""
     processor, _ = _head(model)
-    return float(processor.scale), processor.soft_cap
+    if abs(processor.scale - multiplier) > 1e-6 * multiplier:
+        processor.scale = multiplier
+    if processor.soft_cap != softcap:
+        processor.soft_cap = softcap
 
 
 def bare_logits(model: nn.Module, hidden: Tensor) -> Tensor:
