@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 import vllm_families
+from vllm_families import Loader
 
 from interp_core import load_model
 from interp_core.model import InterpModel
-
-Loader = Callable[..., InterpModel]
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -9,7 +9,12 @@ from typing import Any
 import transformers as hf
 from tiny_families import write
 
-__all__ = ["FAMILIES", "NATIVE", "PROMPTS", "THROUGH_TRANSFORMERS", "save"]
+from interp_core import InterpModel
+
+__all__ = ["FAMILIES", "NATIVE", "Loader", "PROMPTS", "THROUGH_TRANSFORMERS", "save"]
+
+Loader = Callable[..., InterpModel]
+"""``loaded(family, backend="vllm", **options)``."""
 
 PROMPTS = [[5, 9, 11, 5, 77, 120, 42, 8, 200, 31], [7, 8], [3, 250, 17] * 9]
 
@@ -70,7 +75,6 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "smollm3": lambda: hf.SmolLM3Config(**_GROUPED),
     "ernie4_5": lambda: hf.Ernie4_5Config(**_WIDE),
     "seed_oss": lambda: hf.SeedOssConfig(**_WIDE),
-    "hunyuan_v1_dense": lambda: hf.HunYuanDenseV1Config(**_WIDE),
 }
 
 NATIVE = ["llama", "mistral", "phi3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3_moe"]
