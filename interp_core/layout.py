@@ -120,7 +120,8 @@ def _block_list(model: nn.Module, n_layers: int) -> tuple[str, nn.ModuleList]:
         and len(module) == n_layers
         and path.rpartition(".")[2] in _LIST_NAMES
         and not any(word in path for word in _NOT_THE_TRUNK)
-        and _child(module[0], (*_ATTENTION, *_MLP)) is not None
+        # Any of them: of a trunk that is split into stages, a process holds some blocks only.
+        and any(_child(block, (*_ATTENTION, *_MLP)) is not None for block in module)
     ]
     if len(candidates) != 1:
         found = ", ".join(path for path, _ in candidates) or "none"

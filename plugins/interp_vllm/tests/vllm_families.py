@@ -38,6 +38,7 @@ _ENDS = {"bos_token_id": 0, "eos_token_id": 1}
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaConfig(**_WIDE, attention_bias=True, mlp_bias=True),
+    "llama-one_key": lambda: hf.LlamaConfig(**{**_WIDE, "num_key_value_heads": 1}),
     "mistral": lambda: hf.MistralConfig(**_WIDE, sliding_window=None),
     "phi3": lambda: hf.Phi3Config(**_GROUPED, sliding_window=None),
     "qwen2": lambda: hf.Qwen2Config(**_GROUPED),
@@ -77,7 +78,20 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "seed_oss": lambda: hf.SeedOssConfig(**_WIDE),
 }
 
-NATIVE = ["llama", "mistral", "phi3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "mixtral", "qwen3_moe"]
+NATIVE = [
+    "llama",
+    "llama-one_key",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gpt2",
+    "mixtral",
+    "qwen3_moe",
+]
 """Families that vLLM's own classes serve."""
 
 THROUGH_TRANSFORMERS = [name for name in FAMILIES if name not in ("gpt2",)]

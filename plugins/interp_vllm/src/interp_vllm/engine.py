@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from interp_core.errors import BackendUnavailable, InterpError, ModelUnavailable, RequestError
 from interp_core.requests import ForwardRequest, ForwardResult
 from interp_vllm.adapters import adapter
-from interp_vllm.payload import discard_payload, read_payload, write_payload
+from interp_vllm.payload import discard_payload, discard_payloads_of, read_payload, write_payload
 from interp_vllm.sampling import sampling_params
 from interp_vllm.wire import encode_request
 
@@ -35,6 +35,7 @@ class Engine:
         self.end_tokens = end_tokens
         self.max_length = 0
         self._llm: Any = None
+        self._workers: list[int] = []
         self._numbers = itertools.count()
         self._tag = uuid.uuid4().hex[:8]
 
@@ -55,7 +56,8 @@ class Engine:
         except Exception as error:
             raise ModelUnavailable(f"{self.model_id}: vLLM did not start: {_reason(error)}") from error
         _LIVE.add(self)
-        for status, text in await self._llm.collective_rpc("interp_attach"):
+        for status, text, pid in await self._llm.collective_rpc("interp_attach"):
+            self._workers.append(pid)
             if status != "ok":
                 self.stop()
                 raise BackendUnavailable(f"{self.model_id}: {text}")
@@ -66,6 +68,7 @@ class Engine:
         if llm is not None:
             names: Any = adapter()
             names.stop_engine(llm)
+            discard_payloads_of(self._workers)
         _LIVE.discard(self)
 
     # Requests.
@@ -113,19 +116,17 @@ class Engine:
         wanted = [name for name, request in named if request.reads or request.writes]
         if not wanted:
             return [ForwardResult() for _ in named]
-        replies = await self._rpc("interp_collect", wanted)
-        payloads = {name: (error, payload) for name, error, payload in replies[0]}
-        results = []
-        failure: str | None = None
+        replies = await self._fetched("interp_collect", wanted)
+        results, failure = [], ""
         for name, request in named:
-            error, payload = payloads.get(name, ("", []))
-            if error:
+            rows: dict[str, Tensor] = {}
+            # Each pipeline stage gives the points that it holds, from its first tensor-parallel rank.
+            for error, payload in (answer[1:] for reply in replies for answer in reply if answer[0] == name):
                 failure = failure or error
-            rows = read_payload(payload) if payload else {}
-            results.append(
-                ForwardResult(rows={read.address: rows[str(read.address)] for read in request.reads if rows})
-            )
-        if failure is not None:
+                rows |= read_payload(payload) if payload else {}
+            found = {read.address: rows[str(read.address)] for read in request.reads if str(read.address) in rows}
+            results.append(ForwardResult(rows=found))
+        if failure:
             raise RequestError(f"a request failed inside the forward: {failure}")
         return results
 
@@ -138,7 +139,7 @@ class Engine:
         """``logits``, or with ``top`` ``ids`` and ``probs``, of residual rows ``[rows, d_model]``."""
         payload = write_payload({"rows": rows.detach().cpu().contiguous()})
         try:
-            replies = await self._rpc("interp_unembed", payload, top)
+            replies = await self._fetched("interp_unembed", payload, top)
         finally:
             discard_payload(payload)
         error = next((error for error, _ in replies if error), "")
@@ -159,6 +160,15 @@ class Engine:
         async for _ in self.steps(name, request):
             pass
 
+    async def _fetched(self, method: str, *args: Any) -> Any:
+        """A call whose answer lies in shared memory: if the caller goes away, the answer is thrown away too."""
+        call = asyncio.ensure_future(self._rpc(method, *args))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.add_done_callback(_thrown_away)
+            raise
+
     async def _rpc(self, method: str, *args: Any) -> Any:
         try:
             return await self._running().collective_rpc(method, args=args)
@@ -171,6 +181,15 @@ class Engine:
         if self._llm is None:
             raise BackendUnavailable("this model was shut down; load it again")
         return self._llm
+
+
+def _thrown_away(call: asyncio.Future[Any]) -> None:
+    if call.cancelled() or call.exception() is not None:
+        return
+    for reply in call.result():
+        # Either one answer, or a list of them, each ending in its payload.
+        for answer in reply if reply and isinstance(reply[0], list) else [reply]:
+            discard_payload(answer[-1])
 
 
 def _reason(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from interp_core.errors import InterpError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["discard_payload", "read_payload", "write_payload"]
+__all__ = ["discard_payload", "discard_payloads_of", "read_payload", "write_payload"]
 
 _FOLDER: Final = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 _NAME: Final = re.compile(r"interp-[0-9]+-[0-9a-f]{32}")
@@ -90,6 +90,13 @@ def discard_payload(index: Sequence[Any]) -> None:
     """Remove a file that nobody will read."""
     if index and index[1] and _NAME.fullmatch(str(index[0])):
         (_FOLDER / str(index[0])).unlink(missing_ok=True)
+
+
+def discard_payloads_of(pids: Sequence[int]) -> None:
+    """Remove what processes that are gone have left."""
+    for pid in pids:
+        for path in _FOLDER.glob(f"interp-{int(pid)}-*"):
+            path.unlink(missing_ok=True)
 
 
 def _mapped(name: str, size: int, *, keep: bool) -> mmap.mmap:

@@ -19,11 +19,14 @@ __all__ = [
     "embedding",
     "extra_args",
     "finished_logits",
+    "is_missing",
     "kernel_terms",
+    "mend_pipeline",
     "model_of",
     "on_forward",
     "route",
     "set_head_terms",
+    "stages",
     "start_engine",
     "step_rows",
     "stop_engine",
@@ -111,6 +114,35 @@ def on_forward(worker: Any, around: Callable[[Callable[[], Any], int], Any]) -> 
         return around(functools.partial(plain, input_ids, positions, *args, **kwargs), int(positions.shape[-1]))
 
     runner._model_forward = wrapped
+
+
+def mend_pipeline(worker: Any) -> None:
+    """Give a later pipeline stage the buffers for what comes from the stage before.
+
+    On a CPU vLLM 0.32 makes them in a run that it leaves out there, and then fails at the first request.
+    """
+    from vllm.distributed.parallel_state import get_pp_group
+
+    runner = worker.model_runner
+    if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
+
+
+def stages() -> tuple[bool, bool]:
+    """Whether this worker is the first pipeline stage, and whether it is the last."""
+    from vllm.distributed.parallel_state import get_pp_group
+
+    group = get_pp_group()
+    return bool(group.is_first_rank), bool(group.is_last_rank)
+
+
+def is_missing(module: nn.Module) -> bool:
+    """Whether a module is only the place of one that another pipeline stage holds."""
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    return isinstance(module, PPMissingLayer)
 
 
 def step_rows(worker: Any) -> Iterator[tuple[str, int, int, int]]:

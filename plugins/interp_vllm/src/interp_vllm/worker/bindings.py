@@ -27,6 +27,7 @@ class Tree:
         layout: modules by role; ``attn.kernel`` is vLLM's attention layer, ``mlp.router`` and ``mlp.experts`` the
             parts of a mixture of experts.
         style: ``fused``, ``plain`` or ``transformers``.
+        first_stage, last_stage: whether this worker begins the trunk, and whether it ends it.
     """
 
     def __init__(self, model: nn.Module, facts: ModelFacts, names: Any) -> None:
@@ -35,12 +36,22 @@ class Tree:
         self.style = _style(model)
         embedding = _embedding(model, names)
         self.layout: Layout = find_layout(model, facts, embed=embedding, lm_head=getattr(model, "lm_head", None))
+        for roles in (self.layout.trunk, *self.layout.blocks):
+            for role in [role for role, module in roles.items() if names.is_missing(module)]:
+                del roles[role]
+        self.first_stage, self.last_stage = names.stages()
         for layer, roles in zip(facts.layers, self.layout.blocks, strict=True):
             if layer.softmax and "attn" in roles and (kernel := names.attention_of(roles["attn"])) is not None:
                 roles["attn.kernel"] = kernel
             if layer.mlp == "sparse" and "mlp" in roles:
                 _add_parts(roles, "mlp.router", _GATES)
                 _add_parts(roles, "mlp.experts", _EXPERTS)
+
+    def holds(self, address: Address) -> bool:
+        """Whether the point's modules are in this worker, or in another pipeline stage."""
+        if address.layer is not None:
+            return "block" in self.layout.blocks[address.layer]
+        return self.first_stage if address.name == "embeddings" else self.last_stage
 
     def bind(self, address: Address) -> Binding:
         """Where a point lives, read from a module's boundary. Coordinates are the caller's affair."""

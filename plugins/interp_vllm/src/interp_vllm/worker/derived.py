@@ -29,7 +29,8 @@ class Derived:
                 self.terms[layer.index] = names.kernel_terms(roles["attn.kernel"])
                 check_terms(self.terms[layer.index], layer, profile.facts)
         # vLLM's Transformers backend does not know every family's multiplier; logits would be off by it.
-        names.set_head_terms(tree.model, profile.facts.logit_multiplier, profile.facts.final_softcap)
+        if tree.last_stage:
+            names.set_head_terms(tree.model, profile.facts.logit_multiplier, profile.facts.final_softcap)
 
     def source(self, address: Address) -> Address:
         """The address whose rows are kept for ``address``."""

@@ -24,12 +24,12 @@ class WorkerExtension:
     """Methods are called on every rank; what they return is plain lists and text."""
 
     def interp_attach(self) -> list[Any]:
-        """Find the model's modules and check what vLLM computes against the facts; ``["ok", class]`` or an error."""
+        """Find the model's modules, and check vLLM's terms against the facts; ``["ok", class, pid]`` or an error."""
         try:
             tracker = _attach(self)
-        except InterpError as error:
-            return [type(error).__name__, str(error)]
-        return ["ok", type(tracker.tree.model).__name__]
+        except Exception as error:  # noqa: BLE001  Told to the caller, whose engine is then stopped in order.
+            return [type(error).__name__, str(error), os.getpid()]
+        return ["ok", type(tracker.tree.model).__name__, os.getpid()]
 
     def interp_collect(self, names: Sequence[str]) -> list[Any]:
         """``[[name, error or "", payload], ...]``; rows travel from the first rank only."""
@@ -38,7 +38,7 @@ class WorkerExtension:
         for name, rows in tracker.collect(names).items():
             if isinstance(rows, str):
                 found.append([name, rows, []])
-            elif tracker.rank:
+            elif tracker.rank or not rows:
                 found.append([name, "", []])
             else:
                 found.append([name, *_written({str(address): tensor for address, tensor in rows.items()})])
@@ -70,6 +70,7 @@ def _attach(worker: Any) -> Tracker:
     names: Any = adapter()
     if worker.vllm_config.speculative_config is not None:
         raise BackendUnavailable("speculative decoding runs rows that are thrown away again; it is not served yet")
+    names.mend_pipeline(worker)
     tracker = Tracker(worker, _profile(worker.vllm_config), names)
     names.on_forward(worker, tracker.around)
     setattr(worker, _TRACKER, tracker)
@@ -102,9 +103,11 @@ def _unembedded(tracker: Tracker, rows: Any, top: int) -> tuple[str, list[Any]]:
     import torch
 
     model, layout = tracker.tree.model, tracker.tree.layout
+    if not tracker.tree.last_stage:
+        return "", []
     with tracker.names.no_gradients():
-        weight = next(layout.module("embed", None).parameters())
-        hidden = rows.to(device=weight.device, dtype=weight.dtype)
+        kind = tracker.worker.model_runner
+        hidden = rows.to(device=kind.device, dtype=kind.model_config.dtype)
         if tracker.profile.facts.final_norm:
             normed = layout.module("final_norm", None)(hidden)
             hidden = normed if isinstance(normed, torch.Tensor) else normed[0]

@@ -104,13 +104,15 @@ class Tracker:
             refused = self.profile.read_refusal(address)
             if refused is not None:
                 raise refused
-            self._place_read(state, address, read.positions)
+            if self.tree.holds(address):
+                self._place_read(state, address, read.positions)
         for write in state.request.writes:
             address = self.profile.address(write.address)
             refused = self.profile.write_refusal(address)
             if refused is not None:
                 raise refused
-            self._place_write(state, write, address)
+            if self.tree.holds(address):
+                self._place_write(state, write, address)
 
     def _place_read(self, state: RequestState, address: Address, positions: tuple[int, ...] | None) -> None:
         layer = address.layer
