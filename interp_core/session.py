@@ -71,6 +71,11 @@ class Session:
         with self._lock.held():
             self._ready()
 
+    def adopt(self, backend: Backend) -> None:
+        """Use a backend object that is warm already."""
+        with self._lock.held():
+            self._backend = backend
+
     def shutdown(self) -> None:
         """Free everything; the model cannot be used again. May be called twice."""
         with self._lock.held():

@@ -11,7 +11,6 @@ from interp_core.requests import ForwardRequest, ForwardResult
 from interp_vllm.arguments import engine_arguments
 from interp_vllm.ends import end_tokens
 from interp_vllm.engine import Engine
-from interp_vllm.loop import finished, submit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,13 +39,13 @@ def make_engine(profile: ModelProfile, options: Mapping[str, Any]) -> VllmBacken
 class VllmBackend:
     """Executes validated requests on a vLLM engine. See :class:`interp_core.backend.Backend`."""
 
-    def __init__(self, profile: ModelProfile, options: Mapping[str, Any]) -> None:
+    def __init__(self, profile: ModelProfile, options: Mapping[str, Any], engine: Engine | None = None) -> None:
         self.profile = profile
-        self.engine = Engine(profile.model_id, engine_arguments(profile, options), end_tokens(profile))
+        self.engine = engine or Engine(profile.model_id, engine_arguments(profile, options), end_tokens(profile))
 
     def warmup(self) -> None:
         """Start the engine's processes and load the weights."""
-        finished(submit(self.engine.start()))
+        self.engine.wait(self.engine.start())
 
     def shutdown(self) -> None:
         """End them."""
@@ -56,7 +55,7 @@ class VllmBackend:
         """All requests at once; vLLM batches them as it likes."""
         for request in requests:
             self._check_length(request)
-        return finished(submit(self.engine.run(requests)))
+        return self.engine.wait(self.engine.run(requests))
 
     def generate(self, request: ForwardRequest) -> VllmRun:
         """Begin a generation, which runs beside whatever else runs."""
@@ -69,11 +68,11 @@ class VllmBackend:
         """Logits of residual rows, with the family's softcap and multiplier."""
         if raw:
             self.profile.require("raw_logits")
-        return finished(submit(self.engine.unembed(rows, 0)))["logits"].to(rows.dtype)
+        return self.engine.wait(self.engine.unembed(rows, 0))["logits"].to(rows.dtype)
 
     def top_tokens(self, rows: Any, count: int) -> tuple[Any, Any]:
         """Most likely tokens of residual rows; the vocabulary stays in the worker."""
-        found = finished(submit(self.engine.unembed(rows, count)))
+        found = self.engine.wait(self.engine.unembed(rows, count))
         return found["ids"], found["probs"]
 
     def _check_length(self, request: ForwardRequest) -> None:

@@ -8,12 +8,14 @@ import itertools
 import os
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interp_core.errors import BackendUnavailable, InterpError, ModelUnavailable, RequestError
 from interp_core.requests import ForwardRequest, ForwardResult
 from interp_vllm.adapters import adapter
+from interp_vllm.loop import finished, submit
 from interp_vllm.payload import discard_payload, discard_payloads_of, read_payload, write_payload
 from interp_vllm.sampling import sampling_params
 from interp_vllm.wire import encode_request
@@ -23,18 +25,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
+T = TypeVar("T")
+
+_GROUP: Final = 256
+"""Forwards whose rows wait in the worker at once."""
+
 _LIVE: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
     """One ``AsyncLLM``. Coroutines run on the background loop; nothing here blocks it but the start."""
 
-    def __init__(self, model_id: str, arguments: Mapping[str, Any], end_tokens: frozenset[int]) -> None:
+    def __init__(
+        self, model_id: str, arguments: Mapping[str, Any], end_tokens: frozenset[int], *, llm: Any = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:  # fmt: skip
         self.model_id = model_id
         self.arguments = dict(arguments)
         self.end_tokens = end_tokens
         self.max_length = 0
-        self._llm: Any = None
+        self._loop = loop
+        self._owned = llm is None
+        self._llm: Any = llm
         self._workers: list[int] = []
         self._numbers = itertools.count()
         self._tag = uuid.uuid4().hex[:8]
@@ -50,7 +62,9 @@ class Engine:
         """
         names: Any = adapter()
         try:
-            self._llm, self.max_length = names.start_engine(self.arguments)
+            if self._owned:
+                self._llm = names.start_engine(self.arguments)
+            self.max_length = names.longest(self._llm)
         except InterpError:
             raise
         except Exception as error:
@@ -65,16 +79,39 @@ class Engine:
     def stop(self) -> None:
         """End the engine's processes. May be called twice."""
         llm, self._llm = self._llm, None
-        if llm is not None:
+        if llm is not None and self._owned:
             names: Any = adapter()
             names.stop_engine(llm)
             discard_payloads_of(self._workers)
         _LIVE.discard(self)
 
+    # From other threads.
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin one of the coroutines below on the engine's loop."""
+        return submit(work, self._loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result; a cancelled or interrupted caller cancels it.
+
+        Raises:
+            RequestError: called on the engine's own loop, which would wait for itself.
+        """
+        if self._loop is not None and _running_loop() is self._loop:
+            work.close()
+            raise RequestError("this engine runs on this thread's event loop: await model.aio's methods instead")
+        return finished(self.submit(work))
+
     # Requests.
 
     async def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
-        """Forwards over prompts, all at once; rows come back when the last is through."""
+        """Forwards over prompts, together; rows come back when the last of a group is through."""
+        results: list[ForwardResult] = []
+        for first in range(0, len(requests), _GROUP):
+            results += await self._group(requests[first : first + _GROUP])
+        return results
+
+    async def _group(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
         named = [(self.name(), request) for request in requests]
         try:
             async with asyncio.TaskGroup() as group:
@@ -181,6 +218,13 @@ class Engine:
         if self._llm is None:
             raise BackendUnavailable("this model was shut down; load it again")
         return self._llm
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _thrown_away(call: asyncio.Future[Any]) -> None:

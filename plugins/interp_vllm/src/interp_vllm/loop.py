@@ -25,9 +25,9 @@ def background_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Begin ``work`` on the loop."""
-    return asyncio.run_coroutine_threadsafe(work, background_loop())
+def submit(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None = None) -> Future[T]:
+    """Begin ``work`` on a loop, by default the background one."""
+    return asyncio.run_coroutine_threadsafe(work, background_loop() if loop is None else loop)
 
 
 def finished(future: Future[T]) -> T:

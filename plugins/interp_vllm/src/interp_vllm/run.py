@@ -12,7 +12,6 @@ from interp_core.cancellation import check_cancelled
 from interp_core.errors import BackendUnavailable
 from interp_core.requests import ForwardRequest, ForwardResult, Step, TokenLogprob
 from interp_vllm.engine import Engine
-from interp_vllm.loop import finished, submit
 
 __all__ = ["VllmRun"]
 
@@ -30,7 +29,7 @@ class VllmRun:
         self._given = 0
         self._rows: ForwardResult | None = None
         self._ended = threading.Event()
-        self._driving = submit(self._drive())
+        self._driving = engine.submit(self._drive())
 
     @property
     def finish_reason(self) -> str | None:
@@ -61,7 +60,7 @@ class VllmRun:
         """Rows of every position whose step was given (prompt + new - 1)."""
         self._end()
         if self._rows is None:
-            (self._rows,) = finished(submit(self._engine.collect([(self._name, self._request)])))
+            (self._rows,) = self._engine.wait(self._engine.collect([(self._name, self._request)]))
         count = len(self._request.token_ids) + max(self._given, 1) - 1
         return ForwardResult(rows={a: _first(a.name, rows, count) for a, rows in self._rows.rows.items()})
 
@@ -72,7 +71,7 @@ class VllmRun:
             self._rows = ForwardResult()
             # An engine that is gone holds nothing.
             with contextlib.suppress(BackendUnavailable):
-                finished(submit(self._engine.drop([self._name])))
+                self._engine.wait(self._engine.drop([self._name]))
 
     def _end(self) -> None:
         """Wait until nothing of it runs any more."""

@@ -6,6 +6,7 @@ message is refused by decoding it; no pickle is involved on either side.
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -55,6 +56,7 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
     prompt_length: int
     reads: tuple[_Read, ...]
     writes: tuple[_Write, ...]
+    fetched: bool
 
 
 @attrs.frozen(eq=False)
@@ -66,23 +68,30 @@ class WorkerRequest:
         prompt_length: tokens of the prompt; later positions are generated.
         reads: what to keep.
         writes: what to change, in order.
+        fetched: whether somebody will ask what came of it; if not, it is forgotten when it is over.
     """
 
     name: str
     prompt_length: int
     reads: tuple[Read, ...]
     writes: tuple[Write, ...]
+    fetched: bool = True
 
 
-def encode_request(name: str, request: ForwardRequest) -> bytes:
+def encode_request(name: str, request: ForwardRequest, *, fetched: bool = True) -> bytes:
     """The bytes of a request.
+
+    Args:
+        name: the id under which its rows are fetched.
+        request: what to read and write.
+        fetched: whether somebody will ask what came of it.
 
     Raises:
         RequestError: an operation is of a kind whose arithmetic the worker does not have.
     """
     reads = tuple(_Read(str(read.address), read.positions) for read in request.reads)
     writes = tuple(_encode_write(write) for write in request.writes)
-    return msgspec.msgpack.encode(_Request(name, len(request.token_ids), reads, writes))
+    return msgspec.msgpack.encode(_Request(name, len(request.token_ids), reads, writes, fetched))
 
 
 def decode_request(data: object) -> WorkerRequest:
@@ -91,15 +100,16 @@ def decode_request(data: object) -> WorkerRequest:
     Raises:
         RequestError: they are not a request.
     """
-    if not isinstance(data, bytes):
-        raise RequestError(f"a request for the worker is bytes, not {type(data).__name__}")
+    if not isinstance(data, (bytes, str)):
+        raise RequestError(f"a request for the worker is bytes, or text of base64, not {type(data).__name__}")
     try:
+        data = base64.b64decode(data, validate=True) if isinstance(data, str) else data
         found = msgspec.msgpack.decode(data, type=_Request)
         reads = tuple(Read(address=parse_address(r.address), positions=r.positions) for r in found.reads)
         writes = tuple(_decode_write(write) for write in found.writes)
-    except (msgspec.DecodeError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise RequestError(f"these bytes are no request for the worker: {error}") from error
-    return WorkerRequest(found.name, found.prompt_length, reads, writes)
+    return WorkerRequest(found.name, found.prompt_length, reads, writes, found.fetched)
 
 
 def _encode_write(write: Write) -> _Write:

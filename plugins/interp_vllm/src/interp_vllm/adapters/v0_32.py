@@ -21,8 +21,11 @@ __all__ = [
     "finished_logits",
     "is_missing",
     "kernel_terms",
+    "knows",
+    "longest",
     "mend_pipeline",
     "model_of",
+    "model_of_engine",
     "on_forward",
     "route",
     "set_head_terms",
@@ -48,8 +51,8 @@ NAMES: Final = (
 # In the process that asks.
 
 
-def start_engine(arguments: Mapping[str, Any]) -> tuple[Any, int]:
-    """An ``AsyncLLM`` and its longest sequence; to be called on the loop that will serve it.
+def start_engine(arguments: Mapping[str, Any]) -> Any:
+    """An ``AsyncLLM``; to be called on the loop that will serve it.
 
     Args:
         arguments: keyword arguments of vLLM's ``EngineArgs``.
@@ -65,8 +68,12 @@ def start_engine(arguments: Mapping[str, Any]) -> tuple[Any, int]:
             # vLLM's CPU platform overwrites how processes start, also where the user had said it.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = chosen
         executor = Executor.get_class(config)
-        llm = AsyncLLM(vllm_config=config, executor_class=executor, log_stats=False, log_requests=False)
-    return llm, int(config.model_config.max_model_len)
+        return AsyncLLM(vllm_config=config, executor_class=executor, log_stats=False, log_requests=False)
+
+
+def longest(llm: Any) -> int:
+    """Most tokens of one sequence."""
+    return int(llm.model_config.max_model_len)
 
 
 @contextmanager
@@ -160,6 +167,11 @@ def extra_args(worker: Any, request: str) -> Mapping[str, Any] | None:
     state = worker.model_runner.requests.get(request)
     params = None if state is None else state.sampling_params
     return None if params is None else params.extra_args
+
+
+def knows(worker: Any, request: str) -> bool:
+    """Whether a request is not over yet."""
+    return request in worker.model_runner.requests
 
 
 def attention_of(module: nn.Module) -> nn.Module | None:
@@ -282,6 +294,19 @@ def on_load(around: Callable[[Any], None]) -> None:
         around(self)
 
     Worker.load_model = load_model
+
+
+def model_of_engine(llm: Any) -> dict[str, Any]:
+    """Model, dtype and implementation of an engine that somebody else built."""
+    config = llm.model_config
+    return {
+        "model": str(config.model),
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "trust_remote_code": bool(config.trust_remote_code),
+        "model_impl": str(getattr(config.model_impl, "value", config.model_impl)),
+        "extension": str(llm.vllm_config.parallel_config.worker_extension_cls),
+        "hooks": bool(config.enforce_eager),
+    }
 
 
 def no_gradients() -> Any:

@@ -6,6 +6,7 @@ vLLM imports this module in the worker, before the model loads, and only where a
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -63,6 +64,19 @@ class WorkerExtension:
         return {**_tracker(self).summary(), "pid": os.getpid()}
 
 
+def _attach_when_loaded() -> None:
+    """Serve requests from the first one on, also where nobody calls ``interp_attach`` (``vllm serve``)."""
+
+    def attach(worker: Any) -> None:
+        if worker.vllm_config.parallel_config.worker_extension_cls.startswith(__name__.partition(".")[0]):
+            # A model that cannot be served is told to whoever calls interp_attach; plain requests go on.
+            with contextlib.suppress(Exception):
+                _attach(worker)
+
+    names: Any = adapter()
+    names.on_load(attach)
+
+
 def _attach(worker: Any) -> Tracker:
     found: Tracker | None = getattr(worker, _TRACKER, None)
     if found is not None:
@@ -118,3 +132,6 @@ def _unembedded(tracker: Tracker, rows: Any, top: int) -> tuple[str, list[Any]]:
             return _written({"logits": logits})
         best = logits.float().softmax(-1).topk(top, dim=-1)
         return _written({"ids": best.indices, "probs": best.values})
+
+
+_attach_when_loaded()

@@ -14,7 +14,7 @@ from interp_core.expressions import Read, leaves
 from interp_core.profile import ModelProfile
 from interp_core.requests import Write
 from interp_core.selection import axes_of
-from interp_vllm.wire import EXTRA_ARG, decode_request
+from interp_vllm.wire import EXTRA_ARG, WorkerRequest, decode_request
 from interp_vllm.worker.bindings import Tree
 from interp_vllm.worker.derived import DERIVED, Derived
 from interp_vllm.worker.rows import PositionedRows, Span
@@ -24,8 +24,11 @@ from interp_vllm.worker.state import AttentionRows, ReadJob, RequestState, SiteK
 
 __all__ = ["Tracker"]
 
-_FORGOTTEN: Final = 64
-"""Requests that ended and were never asked for, kept before the oldest is dropped."""
+_MOST_STATES: Final = 2048
+"""Requests held before those that are over and that nobody fetched are dropped, the oldest first."""
+
+_MOST_PLAIN: Final = 4096
+"""Ids of requests that want nothing, remembered before they are looked at again."""
 
 
 class Tracker:
@@ -40,11 +43,14 @@ class Tracker:
         self.derived = Derived(self.tree, profile, names, self.size)
         self.counts = {"steps": 0, "restarts": 0}
         self._plain: set[str] = set()
+        self._unfetched: set[str] = set()
 
     # A step.
 
     def around(self, forward: Callable[[], Any], tokens: int) -> Any:
         """Run a step's forward with its rows known."""
+        if self._unfetched or len(self.states) > _MOST_STATES:
+            self._forget()
         spans = [Span(*row) for row in self.names.step_rows(self.worker) if self._serves(row[0])]
         if not spans:
             return forward()
@@ -56,6 +62,13 @@ class Tracker:
             self.sites.spans = []
             for span in spans:
                 self._passed(self.states[span.request], span)
+
+    def _forget(self) -> None:
+        over = [r for r in self.states if not self.names.knows(self.worker, r)]
+        left = over[: max(0, len(self.states) - _MOST_STATES)]
+        for request in {*left, *(r for r in over if r in self._unfetched)}:
+            self._unfetched.discard(request)
+            self.drop(request)
 
     def _passed(self, state: RequestState, span: Span) -> None:
         # A request that begins again was preempted: its rows come a second time.
@@ -69,7 +82,7 @@ class Tracker:
             return False
         extra = self.names.extra_args(self.worker, request)
         if not extra or EXTRA_ARG not in extra:
-            if len(self._plain) > 4096:
+            if len(self._plain) > _MOST_PLAIN:
                 self._plain.clear()
             self._plain.add(request)
             return False
@@ -77,13 +90,17 @@ class Tracker:
         return True
 
     def _begin(self, request: str, data: object) -> None:
-        state = RequestState(decode_request(data))
-        self.states[request] = state
+        state = self.states[request] = RequestState(WorkerRequest(request, 0, (), ()))
         try:
+            state.request = decode_request(data)
+            if not state.request.fetched:
+                self._unfetched.add(request)
             self._place(state)
-        except Exception as error:  # noqa: BLE001  Whatever a forged or mistaken request is, the step of the others goes on.
+        except Exception as error:  # noqa: BLE001  Whatever a forged request is, the step of the others goes on.
             state.error = f"{type(error).__name__}: {error}"
             state.work.clear()
+            if not state.request.prompt_length:
+                self._unfetched.add(request)  # Not even its name could be read, so nobody can ask for it.
             return
         for key, work in state.work.items():
             module, shard = self._module_at(key, work.layer)
