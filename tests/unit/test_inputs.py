@@ -368,6 +368,8 @@ def test_no_weights_is_one_error_and_shutdown_is_final(model: InterpModel) -> No
 
 def test_an_engine_that_is_not_there_yet_says_so(model: InterpModel) -> None:
     with pytest.raises(BackendUnavailable, match="does not bring the engine"):
+        load_model(model.model_id, "vllm-static").warmup()
+    with pytest.raises(ModelUnavailable, match="no weights"):
         load_model(model.model_id, "vllm").warmup()
     auto = load_model(model.model_id)
     assert auto.backend == "eager"

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
+from interp_core.checkpoint import require_weights
 from interp_core.configuration import read_configuration
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
 from interp_core.facts import ModelFacts
 
 __all__ = ["load_weights"]
-
-_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "*.gguf")
 
 
 def load_weights(model_id: str, facts: ModelFacts, options: Mapping[str, Any]) -> Any:
@@ -29,8 +28,7 @@ def load_weights(model_id: str, facts: ModelFacts, options: Mapping[str, Any]) -
     """
     device = _device(options)
     path = Path(model_id).expanduser()
-    if path.is_dir() and not any(next(path.glob(p), None) for p in _WEIGHT_FILES):
-        raise ModelUnavailable(f"{path} holds a configuration but no weights, so nothing can run")
+    require_weights(model_id)
     if path.is_dir() and options.get("revision"):
         raise RequestError(f"revision={options['revision']!r} means nothing for a folder; give the id on the hub")
     _check_generation_config(path)

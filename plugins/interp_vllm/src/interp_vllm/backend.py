@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from interp_core.checkpoint import require_weights
 from interp_core.errors import BackendUnavailable, RequestError
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult
@@ -41,6 +42,7 @@ class VllmBackend:
 
     def __init__(self, profile: ModelProfile, options: Mapping[str, Any], engine: Engine | None = None) -> None:
         self.profile = profile
+        require_weights(profile.model_id)
         self.engine = engine or Engine(profile.model_id, engine_arguments(profile, options), end_tokens(profile))
 
     def warmup(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -48,6 +49,9 @@ NAMES: Final = (
 )
 
 
+_PATIENCE: Final = 30.0
+"""Seconds that an engine's processes get to end by themselves."""
+
 # In the process that asks.
 
 
@@ -57,7 +61,7 @@ def start_engine(arguments: Mapping[str, Any]) -> Any:
     Args:
         arguments: keyword arguments of vLLM's ``EngineArgs``.
     """
-    with _quiet():
+    with _quiet(), _without_main():
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
@@ -92,6 +96,20 @@ def _quiet() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Children do not run the user's main module again: they need nothing of it, and it may have no guard."""
+    main = sys.modules["__main__"]
+    kept = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    vars(main).pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
+
+
 def stop_engine(llm: Any) -> None:
     """End an ``AsyncLLM`` and its processes, from any thread but its loop's."""
     from vllm.utils.async_utils import cancel_task_threadsafe
@@ -99,7 +117,8 @@ def stop_engine(llm: Any) -> None:
     if llm.output_handler is not None:
         # Else it takes the end of the processes for a crash, and says so.
         cancel_task_threadsafe(llm.output_handler)
-    llm.shutdown()
+    # Its default kills what has not gone within five seconds, and then its shared memory stays behind.
+    llm.shutdown(timeout=_PATIENCE)
 
 
 # In the worker.
