@@ -98,6 +98,8 @@ class ModelFacts:
         attn_softcap, final_softcap: caps, or ``None``.
         sinks: attention has sink logits in the softmax's denominator.
         attn_gate: ``""``, ``packed`` (in the query projection) or ``separate``.
+        unknown_attention: keys of the configuration that name an attention feature, and that neither the
+            configuration's class nor this package knows.
         latent_attention: keys and values are projected from a latent vector (MLA).
         tied_embeddings: unembedding and embedding share a weight.
         dtype: the checkpoint's own dtype name, or ``None``.
@@ -142,6 +144,7 @@ class ModelFacts:
     final_softcap: float | None = None
     sinks: bool = False
     attn_gate: str = ""
+    unknown_attention: tuple[str, ...] = ()
     latent_attention: bool = False
     tied_embeddings: bool = False
     dtype: str | None = None

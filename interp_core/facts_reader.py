@@ -43,6 +43,11 @@ _FINAL_CAP: Final = ("final_logit_softcapping", "logits_soft_cap", "output_logit
 _ATTN_CAP: Final = ("attn_logit_softcapping",)
 
 
+# Words of attention features, and of what is called so and changes no score.
+_ATTENTION_WORDS: Final = ("attn", "attention", "alibi", "sink", "softcap", "logn", "window", "temperature_tuning")
+_NOT_A_SCORE: Final = ("dropout", "pdrop", "implementation", "output_attentions", "bias", "attention_layers")
+
+
 def read_facts(config: Any) -> ModelFacts:
     """Everything that the configuration, and the family's row, say about the text decoder.
 
@@ -73,6 +78,7 @@ def read_facts(config: Any) -> ModelFacts:
         vocab_size=size.vocab_size,
         layers=layers,
         n_streams=n_streams,
+        unknown_attention=_unknown_attention(trunk),
         tied_embeddings=_tied(whole, view),
         dtype=_dtype(whole, view),
         quantization=_quantization(whole, view),
@@ -95,6 +101,17 @@ def _row(model_type: str, view: ConfigView) -> FamilyFacts | None:
         return None
     pairs = ((view.get(left), view.get(right)) for left, right in row.equal_keys)
     return row if all(left is None or left == right for left, right in pairs) else None
+
+
+def _unknown_attention(trunk: Any) -> tuple[str, ...]:
+    """Keys that a checkpoint adds to its class: what they do to attention, nothing here can say."""
+    declared = set(getattr(type(trunk), "__dataclass_fields__", ())) | set(dir(type(trunk)))
+    found = []
+    for key, value in vars(trunk).items():
+        named = any(word in key for word in _ATTENTION_WORDS) and not any(word in key for word in _NOT_A_SCORE)
+        if named and key not in declared and value and not key.startswith("_"):
+            found.append(key)
+    return tuple(sorted(found))
 
 
 def _headline(layers: tuple[LayerFacts, ...]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from interp_core.errors import BackendUnavailable, InterpError, ModelUnavailable, RequestError
 from interp_core.requests import ForwardRequest, ForwardResult
 from interp_vllm.adapters import adapter
+from interp_vllm.liveness import Liveness, end_processes
 from interp_vllm.loop import finished, submit
 from interp_vllm.payload import discard_payload, discard_payloads_of, read_payload, write_payload
 from interp_vllm.sampling import sampling_params
@@ -47,7 +48,8 @@ class Engine:
         self._loop = loop
         self._owned = llm is None
         self._llm: Any = llm
-        self._workers: list[int] = []
+        self._workers: list[Any] = []
+        self._life = Liveness(model_id)
         self._numbers = itertools.count()
         self._tag = uuid.uuid4().hex[:8]
 
@@ -60,6 +62,8 @@ class Engine:
             BackendUnavailable: vLLM cannot run here, or would compute something else than the configuration says.
             ModelUnavailable: vLLM could not load the checkpoint.
         """
+        import psutil
+
         names: Any = adapter()
         try:
             if self._owned:
@@ -70,8 +74,9 @@ class Engine:
         except Exception as error:
             raise ModelUnavailable(f"{self.model_id}: vLLM did not start: {_reason(error)}") from error
         _LIVE.add(self)
-        for status, text, pid in await self._llm.collective_rpc("interp_attach"):
-            self._workers.append(pid)
+        self._life.watch(self._llm)
+        for status, text, pid in await self._rpc("interp_attach"):
+            self._workers.append(psutil.Process(pid))
             if status != "ok":
                 self.stop()
                 raise BackendUnavailable(f"{self.model_id}: {text}")
@@ -79,10 +84,12 @@ class Engine:
     def stop(self) -> None:
         """End the engine's processes. May be called twice."""
         llm, self._llm = self._llm, None
+        self._life.unwatch()
         if llm is not None and self._owned:
             names: Any = adapter()
             names.stop_engine(llm)
-            discard_payloads_of(self._workers)
+            end_processes(self._workers)
+            discard_payloads_of([worker.pid for worker in self._workers])
         _LIVE.discard(self)
 
     # From other threads.
@@ -124,9 +131,20 @@ class Engine:
             raise
         return await self.collect(named)
 
+    def check(self, request: ForwardRequest) -> Any:
+        """vLLM's parameters of a request.
+
+        Raises:
+            RequestError: vLLM does not take them, such as a temperature above 2.
+        """
+        try:
+            return sampling_params(request, self.end_tokens, whole=request.sampling is None)
+        except ValueError as error:
+            raise RequestError(f"vLLM refuses this request: {_reason(error)}") from error
+
     async def steps(self, name: str, request: ForwardRequest) -> AsyncIterator[Any]:
         """vLLM's outputs, one per step, with what is new in each."""
-        params = sampling_params(request, self.end_tokens, whole=request.sampling is None)
+        params = self.check(request)
         prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
         if request.reads or request.writes:
             params.extra_args = {"interp": encode_request(name, request)}
@@ -135,8 +153,9 @@ class Engine:
             params.skip_reading_prefix_cache = True
         llm = self._running()
         try:
-            async for output in llm.generate(prompt, params, request_id=name):
-                yield output
+            with self._life.in_flight():
+                async for output in llm.generate(prompt, params, request_id=name):
+                    yield output
         except (ValueError, TypeError) as error:
             raise RequestError(f"vLLM refuses this request: {_reason(error)}") from error
         except InterpError:
@@ -208,13 +227,15 @@ class Engine:
 
     async def _rpc(self, method: str, *args: Any) -> Any:
         try:
-            return await self._running().collective_rpc(method, args=args)
+            with self._life.in_flight():
+                return await self._running().collective_rpc(method, args=args)
         except InterpError:
             raise
         except Exception as error:
             raise BackendUnavailable(f"{self.model_id}: the vLLM engine failed: {_reason(error)}") from error
 
     def _running(self) -> Any:
+        self._life.require()
         if self._llm is None:
             raise BackendUnavailable("this model was shut down; load it again")
         return self._llm

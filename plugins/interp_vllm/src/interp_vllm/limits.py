@@ -30,6 +30,11 @@ def limits(facts: ModelFacts, options: Mapping[str, Any]) -> dict[str, PointSupp
 
 
 def _against_attention(facts: ModelFacts) -> str:
+    if facts.unknown_attention:
+        return (
+            f"the configuration names attention features that are not known: {', '.join(facts.unknown_attention)}; "
+            "matrices rebuilt without them would be a guess"
+        )
     if facts.latent_attention:
         return "vLLM computes latent attention without ever forming keys per head, so there is nothing to rebuild from"
     chunked = [layer.index for layer in facts.layers if layer.mixer == "chunked_attention"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections.abc import Coroutine
@@ -33,13 +34,11 @@ def submit(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop | None 
 def finished(future: Future[T]) -> T:
     """Wait for it; a cancelled caller, or an interrupted one, cancels it."""
     try:
-        while True:
-            try:
-                return future.result(timeout=0.1)
-            except TimeoutError:
-                if future.done():
-                    raise
-                check_cancelled()
+        while not future.done():
+            check_cancelled()
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=0.1)
     except BaseException:
         future.cancel()
         raise
+    return future.result()

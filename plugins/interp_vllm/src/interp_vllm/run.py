@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import threading
@@ -22,12 +23,14 @@ class VllmRun:
     """Begins at once. Steps wait in a queue until they are asked for; the engine does not wait for the caller."""
 
     def __init__(self, engine: Engine, request: ForwardRequest) -> None:
+        engine.check(request)
         self._engine, self._request = engine, request
         self._name = engine.name()
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._reason: str | None = None
         self._given = 0
         self._rows: ForwardResult | None = None
+        self._error: BaseException | None = None
         self._ended = threading.Event()
         self._driving = engine.submit(self._drive())
 
@@ -59,6 +62,8 @@ class VllmRun:
     def result(self) -> ForwardResult:
         """Rows of every position whose step was given (prompt + new - 1)."""
         self._end()
+        if self._error is not None:
+            raise self._error
         if self._rows is None:
             (self._rows,) = self._engine.wait(self._engine.collect([(self._name, self._request)]))
         count = len(self._request.token_ids) + max(self._given, 1) - 1
@@ -86,14 +91,26 @@ class VllmRun:
                 reason = output.outputs[0].finish_reason
                 if reason is not None:
                     # Before the last step is given, so that an operation that failed is an error and not a token.
-                    (self._rows,) = await self._engine.collect([(self._name, self._request)])
+                    await self._keep_rows()
                 for i, step in enumerate(steps):
                     self._items.put((step, reason if i == len(steps) - 1 else None))
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:
+            self._error = error
             self._items.put(error)
             raise
         finally:
             self._ended.set()
+
+    async def _keep_rows(self) -> None:
+        """Fetch the rows; a caller that ends the run meanwhile does not lose what the worker has handed over."""
+        call = asyncio.ensure_future(self._engine.collect([(self._name, self._request)]))
+        try:
+            (self._rows,) = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            (self._rows,) = await call
+            raise
 
 
 def _steps(output: Any, n_logprobs: int) -> Iterator[Step]:

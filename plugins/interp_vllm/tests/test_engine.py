@@ -1,0 +1,228 @@
+"""An engine's life as a user has it: new processes, several models, an end that leaves nothing; and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from vllm_families import PROMPTS, Loader
+
+import interp_vllm.adapters
+from interp_core import (
+    Apply,
+    BackendUnavailable,
+    CapabilityUnsupported,
+    ModelUnavailable,
+    RequestError,
+    inspect_model,
+    load_model,
+    run_with_cache,
+)
+from interp_core.identities import difference
+
+pytestmark = pytest.mark.vllm
+
+TIGHT = 1e-5
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import psutil
+from interp_core import load_model
+
+me, shared = psutil.Process(), Path("/dev/shm")
+before = set(shared.iterdir()) if shared.is_dir() else set()
+models = [load_model(folder, "vllm", dtype="float32", max_model_len=128) for folder in sys.argv[1:]]
+assert not me.children(), "an engine was started before it was needed"
+tokens = [list(model.generate([5, 9, 11], max_tokens=4, ignore_eos=True).token_ids) for model in models]
+children = me.children(recursive=True)
+models[0].shutdown()
+models[0].shutdown()
+again = list(models[1].generate([5, 9, 11], max_tokens=4, ignore_eos=True).token_ids)
+models[1].shutdown()
+gone, alive = psutil.wait_procs(children, timeout=60)
+engines = [p.pid for p in alive if "resource_tracker" not in " ".join(p.cmdline())]
+after = set(shared.iterdir()) if shared.is_dir() else set()
+print(json.dumps({"tokens": tokens, "again": again, "children": len(children), "alive": engines,
+                  "left": sorted(path.name for path in after - before)}))
+"""
+
+
+def test_two_models_in_one_script_without_a_guard_and_nothing_is_left(
+    loaded: Loader, vllm_folders: Callable[[str], str], tmp_path: Path
+) -> None:
+    script = tmp_path / "plain_script.py"
+    script.write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if k != "VLLM_WORKER_MULTIPROC_METHOD"}
+    families = ["llama", "gpt2"]
+    done = subprocess.run(
+        [sys.executable, str(script), *(vllm_folders(family) for family in families)],
+        capture_output=True, text=True, timeout=400, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    # Standard output is the script's alone: vLLM's log is elsewhere.
+    found = json.loads(done.stdout)
+    wanted = [loaded(f, "eager").generate([5, 9, 11], max_tokens=4, ignore_eos=True).token_ids for f in families]
+    assert [tuple(t) for t in found["tokens"]] == wanted
+    assert tuple(found["again"]) == wanted[1]
+    assert found["children"] >= 4
+    assert found["alive"] == []
+    assert found["left"] == []
+
+
+def test_dtype_auto_keeps_the_checkpoints_own(loaded: Loader, vllm_folders: Callable[[str], str]) -> None:
+    with load_model(vllm_folders("qwen2"), "vllm", max_model_len=64) as model:
+        rows = run_with_cache(model, PROMPTS[0], ["resid_post.1"])["resid_post.1"]
+        assert rows.dtype == torch.float32
+    with load_model(vllm_folders("qwen2"), "vllm", max_model_len=64, dtype="bfloat16") as model:
+        half = run_with_cache(model, PROMPTS[0], ["resid_post.1", "attn_probs.1"])
+        assert half["resid_post.1"].dtype == half["attn_probs.1"].dtype == torch.bfloat16
+        assert TIGHT < difference(half["resid_post.1"].float(), rows) < 0.05
+
+
+def test_options_are_checked_by_name_and_value_before_anything_starts(vllm_folders: Callable[[str], str]) -> None:
+    folder = vllm_folders("llama")
+    for options, words in (
+        ({"max_model_length": 64}, "max_model_len"),
+        ({"max_model_len": "64"}, "is int"),
+        ({"enforce_eager": True}, "enforce_eager"),
+        ({"model_impl": "vlm"}, "vllm"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            load_model(folder, "vllm", **options)
+    with pytest.raises(BackendUnavailable, match="cuda"):
+        load_model(folder, "vllm", device="cuda").warmup()
+    with pytest.raises(ModelUnavailable, match="did not start"):
+        load_model(folder, "vllm", max_model_len=100_000).warmup()
+    model = load_model(folder, "vllm", max_model_len=64)
+    with pytest.raises(CapabilityUnsupported, match="callable"):
+        run_with_cache(model, PROMPTS[0], ["resid_post.1"], steering=[Apply("resid_post.1", lambda x: x)])
+    assert not model.session.warm
+
+
+def test_a_release_that_was_not_tested_and_one_that_is_not_there_are_refused_from_metadata(
+    vllm_folders: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, words in (("0.33.1", "0.33.1 is installed"), (None, "not installed")):
+        monkeypatch.setattr(interp_vllm.adapters, "installed_version", lambda version=version: version)
+        with pytest.raises(BackendUnavailable, match=words):
+            load_model(vllm_folders("llama"), "vllm")
+        with pytest.raises(BackendUnavailable, match=words):
+            interp_vllm.adapters.adapter()
+        assert inspect_model(vllm_folders("llama"), "vllm").supports("resid_post.1")
+
+
+def test_a_private_name_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from interp_vllm.adapters import v0_32
+
+    monkeypatch.setattr(v0_32, "NAMES", (*v0_32.NAMES, ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.gone")))
+    with pytest.raises(BackendUnavailable, match=r"GPUModelRunner\.gone"):
+        interp_vllm.adapters.adapter()
+
+
+def test_an_attention_feature_that_nobody_knows_is_refused_by_name(
+    vllm_folders: Callable[[str], str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    config = json.loads((Path(vllm_folders("llama")) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "logn_attn": True}))
+    profile = inspect_model(str(folder), "vllm")
+    assert not profile.supports("attn_probs.1")
+    assert "logn_attn" in str(profile.refusal("attn_scores.1"))
+    assert profile.supports("z.1")
+    assert inspect_model(str(folder), "eager").supports("attn_probs.1")
+    assert inspect_model(vllm_folders("llama"), "vllm").supports("attn_probs.1")
+
+
+def test_a_kernel_with_other_terms_than_the_configuration_is_not_run(
+    vllm_folders: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Transformers' Mistral has a window on every layer, which vLLM's own class may drop: the check sees it."""
+    from interp_core.facts import LayerFacts, ModelFacts
+    from interp_vllm.worker.attention import check_terms
+
+    facts = ModelFacts.from_config(__import__("transformers").AutoConfig.from_pretrained(vllm_folders("llama")))
+    layer: LayerFacts = facts.layers[0]
+    right = {"scale": layer.head_dim**-0.5, "softcap": None, "window": None, "sinks": None, "alibi": None}
+    check_terms(right, layer, facts)
+    for name, value in (("scale", 0.5), ("softcap", 30.0), ("window", 8), ("sinks", torch.zeros(4)), ("alibi", [1.0])):
+        with pytest.raises(BackendUnavailable, match="another attention"):
+            check_terms({**right, name: value}, layer, facts)
+
+
+@pytest.mark.real_model
+def test_the_command_line_gives_eagers_answers(tmp_path: Path) -> None:
+    from interp_eager.demo_model import prepare
+
+    folder = prepare()
+    answers: dict[str, list[dict[str, object]]] = {}
+    for backend in ("eager", "vllm"):
+        common = ["--backend", backend, "--json"]
+        lens = ["lens", folder, "The capital of France is", "--layers", "10,28,29", "--positions", "last", *common]
+        where = str(tmp_path / f"{backend}.safetensors")
+        capture = [
+            "capture",
+            folder,
+            "The capital of France is",
+            "resid_post.10",
+            "z.3.head-4",
+            "--out",
+            where,
+            *common,
+        ]
+        answers[backend] = [_answer(lens), _answer(capture), _answer(["demo", *common])]
+    (lens_e, _, demo_e), (lens_v, _, demo_v) = answers["eager"], answers["vllm"]
+    for mine, theirs in zip(_cells(lens_v), _cells(lens_e), strict=True):
+        assert mine["id"] == theirs["id"]
+        assert abs(mine["probability"] - theirs["probability"]) < 1e-4
+    assert _cells(lens_v)[-5]["token"] == " Paris"
+    assert demo_v["steering"] == demo_e["steering"]
+    assert demo_v["lens"]["best"] == demo_e["lens"]["best"]  # type: ignore[index]
+    from safetensors.torch import load_file
+
+    mine, theirs = (load_file(tmp_path / f"{backend}.safetensors") for backend in ("vllm", "eager"))
+    for key in ("resid_post.10", "z.3.head-4"):
+        assert difference(mine[key], theirs[key]) < TIGHT
+
+
+def _answer(arguments: list[str]) -> dict[str, object]:
+    command = [str(Path(sys.executable).parent / "interp"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def _cells(answer: dict[str, object]) -> list[dict[str, object]]:
+    return [cell for layer in answer["top"] for position in layer for cell in position]  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_is_killed_ends_whoever_waits_for_it(loaded: Loader) -> None:
+    model = loaded("llama").warmup()
+    children = psutil.Process().children(recursive=True)
+    core = next(p for p in children if "EngineCore" in " ".join(p.cmdline()))
+    core.kill()
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match=r"ended|failed"):
+            model.generate(PROMPTS[0], max_tokens=2)
+    model.shutdown()
+    assert [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE and "Worker" in p.name()] == []
+
+
+def test_shutting_down_under_a_running_generation_is_an_error_and_not_a_wait(loaded: Loader) -> None:
+    model = loaded("llama").warmup()
+    steps = model.generate_stream(PROMPTS[0], max_tokens=200, ignore_eos=True)
+    next(steps)
+    model.shutdown()
+    with pytest.raises(BackendUnavailable):
+        for _ in steps:
+            pass
+    with pytest.raises(BackendUnavailable, match="shut down"):
+        model.generate(PROMPTS[0], max_tokens=1)
