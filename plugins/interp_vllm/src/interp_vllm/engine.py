@@ -64,7 +64,7 @@ class Engine:
         """
         import psutil
 
-        names: Any = adapter()
+        names = _names()
         try:
             if self._owned:
                 self._llm = names.start_engine(self.arguments)
@@ -86,8 +86,7 @@ class Engine:
         llm, self._llm = self._llm, None
         self._life.unwatch()
         if llm is not None and self._owned:
-            names: Any = adapter()
-            names.stop_engine(llm)
+            _names().stop_engine(llm)
             end_processes(self._workers)
             discard_payloads_of([worker.pid for worker in self._workers])
         _LIVE.discard(self)
@@ -139,7 +138,7 @@ class Engine:
         """
         try:
             return sampling_params(request, self.end_tokens, whole=request.sampling is None)
-        except ValueError as error:
+        except Exception as error:
             raise RequestError(f"vLLM refuses this request: {_reason(error)}") from error
 
     async def steps(self, name: str, request: ForwardRequest) -> AsyncIterator[Any]:
@@ -156,7 +155,7 @@ class Engine:
             with self._life.in_flight():
                 async for output in llm.generate(prompt, params, request_id=name):
                     yield output
-        except (ValueError, TypeError) as error:
+        except _names().client_errors() as error:
             raise RequestError(f"vLLM refuses this request: {_reason(error)}") from error
         except InterpError:
             raise
@@ -239,6 +238,10 @@ class Engine:
         if self._llm is None:
             raise BackendUnavailable("this model was shut down; load it again")
         return self._llm
+
+
+def _names() -> Any:
+    return adapter()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -17,6 +17,7 @@ __all__ = [
     "all_gather",
     "attention_of",
     "bare_logits",
+    "client_errors",
     "embedding",
     "extra_args",
     "finished_logits",
@@ -46,6 +47,7 @@ NAMES: Final = (
     ("vllm.model_executor.layers.logits_processor", "LogitsProcessor._apply_head"),
     ("vllm.model_executor.layers.fused_moe.router.base_router", "BaseRouter.select_experts"),
     ("vllm.distributed.parallel_state", "get_tp_group"),
+    ("vllm.exceptions", "VLLMValidationError"),
 )
 
 
@@ -73,6 +75,13 @@ def start_engine(arguments: Mapping[str, Any]) -> Any:
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = chosen
         executor = Executor.get_class(config)
         return AsyncLLM(vllm_config=config, executor_class=executor, log_stats=False, log_requests=False)
+
+
+def client_errors() -> tuple[type[Exception], ...]:
+    """What vLLM raises where the request is at fault, and not the engine."""
+    from vllm.exceptions import VLLMClientError, VLLMValidationError
+
+    return (ValueError, TypeError, VLLMClientError, VLLMValidationError)
 
 
 def longest(llm: Any) -> int:
