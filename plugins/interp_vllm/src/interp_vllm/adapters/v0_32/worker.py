@@ -1,136 +1,36 @@
-"""Private names of vLLM 0.32, the only place that knows them. Found in its source; probed before use."""
+"""vLLM 0.32 in its worker: the model, the rows of a step, kernels, heads, routers and ranks."""
 
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 __all__ = [
-    "NAMES",
     "all_gather",
     "attention_of",
     "bare_logits",
-    "client_errors",
     "embedding",
     "extra_args",
     "finished_logits",
     "is_missing",
     "kernel_terms",
     "knows",
-    "longest",
+    "linear_kind",
     "mend_pipeline",
     "model_of",
-    "model_of_engine",
+    "no_gradients",
     "on_forward",
+    "on_load",
     "route",
     "set_head_terms",
     "stages",
-    "start_engine",
     "step_rows",
-    "stop_engine",
     "tensor_parallel",
 ]
-
-NAMES: Final = (
-    ("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc"),
-    ("vllm.v1.worker.gpu_worker", "Worker.load_model"),
-    ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._model_forward"),
-    ("vllm.v1.worker.gpu_input_batch", "InputBatch.num_reqs"),
-    ("vllm.model_executor.layers.attention", "Attention.forward"),
-    ("vllm.model_executor.layers.logits_processor", "LogitsProcessor._apply_head"),
-    ("vllm.model_executor.layers.fused_moe.router.base_router", "BaseRouter.select_experts"),
-    ("vllm.distributed.parallel_state", "get_tp_group"),
-    ("vllm.exceptions", "VLLMValidationError"),
-)
-
-
-_PATIENCE: Final = 30.0
-"""Seconds that an engine's processes get to end by themselves."""
-
-# In the process that asks.
-
-
-def start_engine(arguments: Mapping[str, Any]) -> Any:
-    """An ``AsyncLLM``; to be called on the loop that will serve it.
-
-    Args:
-        arguments: keyword arguments of vLLM's ``EngineArgs``.
-    """
-    with _quiet(), _without_main():
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.executor import Executor
-
-        chosen = os.environ.get("VLLM_WORKER_MULTIPROC_METHOD")
-        config = AsyncEngineArgs(**arguments).create_engine_config()
-        if chosen is not None:
-            # vLLM's CPU platform overwrites how processes start, also where the user had said it.
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = chosen
-        executor = Executor.get_class(config)
-        return AsyncLLM(vllm_config=config, executor_class=executor, log_stats=False, log_requests=False)
-
-
-def client_errors() -> tuple[type[Exception], ...]:
-    """What vLLM raises where the request is at fault, and not the engine."""
-    from vllm.exceptions import VLLMClientError, VLLMValidationError
-
-    return (ValueError, TypeError, VLLMClientError, VLLMValidationError)
-
-
-def longest(llm: Any) -> int:
-    """Most tokens of one sequence."""
-    return int(llm.model_config.max_model_len)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """vLLM's log goes to standard error and holds errors only, unless the user said otherwise.
-
-    Its own default writes to standard output, where a command's answer is.
-    """
-    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
-    ours = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Children do not run the user's main module again: they need nothing of it, and it may have no guard."""
-    main = sys.modules["__main__"]
-    kept = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
-    vars(main).pop("__file__", None)
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            setattr(main, name, value)
-
-
-def stop_engine(llm: Any) -> None:
-    """End an ``AsyncLLM`` and its processes, from any thread but its loop's."""
-    from vllm.utils.async_utils import cancel_task_threadsafe
-
-    if llm.output_handler is not None:
-        # Else it takes the end of the processes for a crash, and says so.
-        cancel_task_threadsafe(llm.output_handler)
-    # Its default kills what has not gone within five seconds, and then its shared memory stays behind.
-    llm.shutdown(timeout=_PATIENCE)
-
-
-# In the worker.
 
 
 def model_of(worker: Any) -> nn.Module:
@@ -322,19 +222,6 @@ def on_load(around: Callable[[Any], None]) -> None:
         around(self)
 
     Worker.load_model = load_model
-
-
-def model_of_engine(llm: Any) -> dict[str, Any]:
-    """Model, dtype and implementation of an engine that somebody else built."""
-    config = llm.model_config
-    return {
-        "model": str(config.model),
-        "dtype": str(config.dtype).removeprefix("torch."),
-        "trust_remote_code": bool(config.trust_remote_code),
-        "model_impl": str(getattr(config.model_impl, "value", config.model_impl)),
-        "extension": str(llm.vllm_config.parallel_config.worker_extension_cls),
-        "hooks": bool(config.enforce_eager),
-    }
 
 
 def no_gradients() -> Any:
