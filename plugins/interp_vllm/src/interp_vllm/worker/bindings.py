@@ -85,8 +85,9 @@ class Tree:
         if name == "resid_pre":
             return Binding(before)
         if name == "resid_mid":
-            # The norm that opens the MLP's half adds the two, and gives the sum back beside its own output.
-            return Binding(Read("mlp_pre_norm", slot=1), Sum(before, Read(contribution)))
+            # The norm that opens the MLP's half adds its two inputs, and gives the sum back beside its own output.
+            halves = Sum(Read("mlp_pre_norm", "input", slot=1), Read("mlp_pre_norm", "input", slot=0))
+            return Binding(Read("mlp_pre_norm", slot=1), halves)
         if name == "resid_post":
             return Binding(Sum(Read("block", slot=1), Read("block", slot=0)))
         return conventional.bind(address, self.facts, self.layout)

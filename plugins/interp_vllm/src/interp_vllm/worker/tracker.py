@@ -10,7 +10,7 @@ from torch import Tensor
 
 from interp_core.address import Address
 from interp_core.errors import InterpError
-from interp_core.expressions import Read, leaves
+from interp_core.expressions import Expression, Read, Sum, leaves
 from interp_core.profile import ModelProfile
 from interp_core.requests import Write
 from interp_core.selection import axes_of
@@ -154,7 +154,7 @@ class Tracker:
         axes, coordinates = axes_of(self.profile, address)
         expression = self.tree.bind(point).writes_through
         work = self._work(state, self._last(state, expression, address.layer), address.layer)
-        jobs = work.direct if _lives_here(self.tree, expression) else work.carried
+        jobs = work.direct if _lives_here(expression) else work.carried
         same = next((job for job in jobs if job.expression == expression and job.axes == axes), None)
         if same is None:
             jobs.append(same := WriteJob(expression, axes, []))
@@ -241,11 +241,6 @@ class Tracker:
         return {"requests": len(self.states), "sites": len(self.sites), "bytes": held, **self.counts}
 
 
-def _lives_here(tree: Tree, expression: Any) -> bool:
+def _lives_here(expression: Expression) -> bool:
     """Whether a write's own tensor is at its last site, rather than a sum that the site only carries."""
-    from interp_core.expressions import Sum
-
-    if not isinstance(expression, Sum):
-        return True
-    roles = {leaf.role for leaf in leaves(expression)}
-    return roles == {"block"}
+    return not isinstance(expression, Sum) or len({(leaf.role, leaf.side) for leaf in leaves(expression)}) == 1
