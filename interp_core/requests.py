@@ -24,6 +24,7 @@ __all__ = [
     "Where",
     "Write",
     "narrowed",
+    "written",
 ]
 
 
@@ -61,24 +62,29 @@ class Write:
     where: Where = Where()
 
 
-def narrowed(write: Write, start: int, length: int, prompt_length: int) -> tuple[list[int] | slice, Operation]:
+def written(write: Write, start: int, length: int, prompt_length: int) -> tuple[list[int], list[int]]:
     """A write as it concerns a chunk that holds positions ``start .. start + length - 1`` of its request.
 
     Returns:
-        Row numbers within the chunk, and the operation: a ``Replace`` with one row per written position
-        (in order of position) holds only the rows of this chunk.
+        Row numbers within the chunk, and for each its number among all positions that the write names, in order of
+        position: the row of a ``Replace`` that holds one row per position.
     """
     where = write.where
-    rows = where.rows(start, length, prompt_length)
-    operation: Any = write.operation
-    if not isinstance(operation, Replace) or operation.value.dim() != 2 or rows == []:
-        return rows, operation
+    found = where.rows(start, length, prompt_length)
+    rows = list(range(length))[found] if isinstance(found, slice) else found
     if where.positions is None:
-        own = operation.value[start : start + length]
-    else:
-        before = sum(1 for p in where.positions if p < start)
-        own = operation.value[before : before + len(range(length)[rows] if isinstance(rows, slice) else rows)]
-    return rows, evolve(operation, value=own)
+        return rows, [start + row for row in rows]
+    before = sum(1 for p in where.positions if p < start)
+    return rows, list(range(before, before + len(rows)))
+
+
+def narrowed(write: Write, start: int, length: int, prompt_length: int) -> tuple[list[int], Operation]:
+    """The rows of a chunk that a write concerns, and its operation with no more rows of its own than those."""
+    rows, numbers = written(write, start, length, prompt_length)
+    operation: Any = write.operation
+    if isinstance(operation, Replace) and operation.value.dim() == 2 and rows:
+        operation = evolve(operation, value=operation.value[numbers])
+    return rows, operation
 
 
 @frozen(kw_only=True)

@@ -8,6 +8,8 @@ from typing import Any, Final
 from interp_core.errors import BackendUnavailable
 from interp_core.profile import ModelProfile
 from interp_vllm.native import model_impl
+from interp_vllm.static import check_memory, step_tokens
+from interp_vllm.wire import EXTRA_ARG
 
 __all__ = ["EXTENSION", "engine_arguments"]
 
@@ -41,13 +43,29 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
         "dtype": (profile.facts.dtype or "float32") if options["dtype"] == "auto" else options["dtype"],
         "trust_remote_code": options["trust_remote_code"],
         "model_impl": impl,
-        # Python forwards: hooks need them.
-        "enforce_eager": True,
         # Text is made in this process, from ids; vLLM never needs a tokenizer.
         "skip_tokenizer_init": True,
         "max_logprobs": -1,
         "disable_log_stats": True,
+        **_ours(profile, options),
+    }
+
+
+def _ours(profile: ModelProfile, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes an engine of each of the three backends."""
+    if not profile.spec.hooks:
+        return {}
+    if profile.spec.static is None:
+        # Python forwards: hooks need them.
+        return {"worker_extension_cls": EXTENSION, "enforce_eager": True}
+    declared = {"points": [str(a) for a in profile.static_points], "writes": [str(a) for a in profile.static_writes]}
+    tokens = step_tokens(options)
+    check_memory(profile, tokens)
+    return {
         "worker_extension_cls": EXTENSION,
+        "additional_config": {EXTRA_ARG: declared},
+        # Said rather than left to vLLM, because the buffers have a row for each.
+        "max_num_batched_tokens": tokens,
     }
 
 

@@ -1,4 +1,4 @@
-"""The ``vllm`` backend: validated requests to an engine with Python forwards, and rows back."""
+"""The vLLM backends: validated requests to an engine, and rows back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from interp_core.checkpoint import require_weights
-from interp_core.errors import BackendUnavailable, RequestError
+from interp_core.errors import RequestError
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult
 from interp_vllm.arguments import engine_arguments
 from interp_vllm.ends import end_tokens
 from interp_vllm.engine import Engine
+from interp_vllm.proof import prove
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,15 +26,8 @@ def make_engine(profile: ModelProfile, options: Mapping[str, Any]) -> VllmBacken
     """The backend object of a profile.
 
     Raises:
-        BackendUnavailable: this version does not bring the engine of that backend, or vLLM cannot run the model.
+        BackendUnavailable: vLLM cannot run the model, or the declared taps do not fit.
     """
-    if profile.backend != "vllm":
-        from interp_vllm import __version__
-
-        raise BackendUnavailable(
-            f"interp-vllm {__version__} describes what {profile.backend!r} serves, but does not bring the engine "
-            "that runs it yet; use backend='vllm' or 'eager', or a later interp-vllm"
-        )
     return VllmBackend(profile, options)
 
 
@@ -46,8 +40,10 @@ class VllmBackend:
         self.engine = engine or Engine(profile.model_id, engine_arguments(profile, options), end_tokens(profile))
 
     def warmup(self) -> None:
-        """Start the engine's processes and load the weights."""
+        """Start the engine's processes and load the weights; prove the taps of a compiled forward."""
         self.engine.wait(self.engine.start())
+        if self.profile.spec.static is not None:
+            self.engine.wait(prove(self.engine, self.profile))
 
     def shutdown(self) -> None:
         """End them."""

@@ -75,6 +75,8 @@ class Engine:
             raise ModelUnavailable(f"{self.model_id}: vLLM did not start: {_reason(error)}") from error
         _LIVE.add(self)
         self._life.watch(self._llm)
+        if self._owned and "worker_extension_cls" not in self.arguments:
+            return
         for status, text, pid in await self._rpc("interp_attach"):
             self._workers.append(psutil.Process(pid))
             if status != "ok":
@@ -201,6 +203,10 @@ class Engine:
         if error:
             raise RequestError(f"the unembedding failed: {error}")
         return read_payload(next(found for _, found in replies if found))
+
+    async def hooked(self, hooked: bool) -> None:
+        """Serve a compiled engine by Python forwards and hooks, or by its graph again."""
+        await self._rpc("interp_hooked", hooked)
 
     async def summary(self) -> list[dict[str, int]]:
         """What each worker holds."""

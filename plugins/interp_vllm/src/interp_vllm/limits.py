@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from interp_core.facts import ModelFacts
 from interp_core.points import PointSupport, unsupported
-from interp_vllm.native import model_impl
+from interp_vllm.native import PLAIN, model_impl
 
-__all__ = ["limits"]
+__all__ = ["SHARDED", "limits"]
+
+SHARDED: Final = tuple(
+    "q_norm_in q_norm_out k_norm_in k_norm_out value z attn_gate mlp_pre mlp_pre_linear mlp_act".split()
+)
+"""Points of which each tensor-parallel rank has a part."""
 
 
 def limits(facts: ModelFacts, options: Mapping[str, Any]) -> dict[str, PointSupport]:
@@ -26,7 +31,26 @@ def limits(facts: ModelFacts, options: Mapping[str, Any]) -> dict[str, PointSupp
             "class in vLLM, where there is one"
         )
         found |= dict.fromkeys(("router_logits", "expert_weights", "expert_indices"), unsupported(why))
+    if "static_points" in options:
+        found |= _static_limits(facts, options, found)
     return found
+
+
+def _static_limits(
+    facts: ModelFacts, options: Mapping[str, Any], found: Mapping[str, PointSupport]
+) -> dict[str, PointSupport]:
+    """What a compiled forward has no tap for."""
+    limits: dict[str, PointSupport] = {}
+    if model_impl(facts, options) == "transformers" or facts.architecture in PLAIN:
+        why = (
+            "the sum in the middle of a block is no module's own tensor in this tree, so a compiled forward can read "
+            "it and not write it"
+        )
+        limits["resid_mid"] = PointSupport("hook", False, why)
+    if (options.get("tensor_parallel_size") or 1) > 1:
+        why = "a tap in a compiled forward holds one rank's part of this point; use backend='vllm'"
+        limits |= {name: unsupported(why) for name in SHARDED if name not in found}
+    return limits
 
 
 def _against_attention(facts: ModelFacts) -> str:

@@ -1,8 +1,4 @@
-"""The entry point: the three vLLM backends, described without importing vLLM.
-
-This version brings the engine of ``vllm``; of the two others it answers what configuration answers, and their
-factory says so.
-"""
+"""The entry point: the three vLLM backends, described without importing vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.hookspecs import hookimpl
 from interp_core.points import PointSupport, hook, recompute, unsupported
-from interp_vllm.limits import limits
+from interp_vllm.limits import SHARDED, limits
 from interp_vllm.static import declared_sets
 
 __all__ = ["interp_backends"]
@@ -24,14 +20,13 @@ FACTORY: Final = "interp_vllm.backend:make_engine"
 _FUSED = (
     "vLLM's fused attention kernel keeps no such matrix, so it is rebuilt from queries and keys and cannot be written"
 )
-_SHARDED: Final = ("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out", "value", "z", "attn_gate", "mlp_pre")
 _REPLICATED: Final = (
     "embeddings resid_pre attn_in attn_out attn_out_post resid_mid mlp_in mlp_out mlp_out_post resid_post final_norm"
 )
 
 HOOKED: Mapping[str, PointSupport] = {
     **dict.fromkeys(_REPLICATED.split(), hook()),
-    **dict.fromkeys((*_SHARDED, "mlp_pre_linear", "mlp_act"), hook(sharded=True)),
+    **dict.fromkeys(SHARDED, hook(sharded=True)),
     "attn_scores": recompute(why=_FUSED, sharded=True),
     "attn_probs": recompute(why=_FUSED, sharded=True),
     "router_logits": hook(),
@@ -102,15 +97,20 @@ STATIC_OPTIONS = (
 @hookimpl
 def interp_backends() -> Sequence[BackendSpec]:
     """vLLM with Python forwards, with a compiled forward, and as it is."""
-    common: dict[str, Any] = {"factory": FACTORY, "probe": probe, "rank": None, "grad": grad_support}
+    common: dict[str, Any] = {
+        "factory": FACTORY,
+        "probe": probe,
+        "rank": None,
+        "grad": grad_support,
+        "limits": limits,
+        "concurrent": True,
+    }
     return [
         BackendSpec(
             name="vllm",
             summary="vLLM with Python forwards: any point, per request.",
             points=HOOKED,
             capabilities=frozenset({"capture", "steer", "logit_lens", "attention"}),
-            limits=limits,
-            concurrent=True,
             lacks=_LACKS,
             options=ENGINE_OPTIONS,
             **common,

@@ -14,6 +14,7 @@ from typing import Any
 from interp_core.errors import BackendUnavailable, InterpError
 from interp_vllm.adapters import adapter
 from interp_vllm.payload import read_payload, write_payload
+from interp_vllm.wire import EXTRA_ARG
 from interp_vllm.worker.tracker import Tracker
 
 __all__ = ["WorkerExtension"]
@@ -59,6 +60,11 @@ class WorkerExtension:
         except Exception as error:  # noqa: BLE001  Out of memory, above all: the caller's own affair, not the engine's.
             return [f"{type(error).__name__}: {error}", []]
 
+    def interp_hooked(self, hooked: bool) -> bool:
+        """Serve a compiled model by Python forwards and hooks, or by its graph again."""
+        _tracker(self).run_hooked(hooked)
+        return True
+
     def interp_summary(self) -> dict[str, int]:
         """What the worker holds."""
         return {**_tracker(self).summary(), "pid": os.getpid()}
@@ -69,6 +75,10 @@ def _attach_when_loaded() -> None:
 
     def attach(worker: Any) -> None:
         if worker.vllm_config.parallel_config.worker_extension_cls.startswith(__name__.partition(".")[0]):
+            if _declared(worker.vllm_config) is not None:
+                # Taps are compiled in, or not at all.
+                _attach(worker)
+                return
             # A model that cannot be served is told to whoever calls interp_attach; plain requests go on.
             with contextlib.suppress(Exception):
                 _attach(worker)
@@ -95,8 +105,22 @@ def _profile(config: Any) -> Any:
     from interp_core.loading import inspect_model
 
     model = config.model_config
-    trusted, impl = bool(model.trust_remote_code), str(getattr(model.model_impl, "value", model.model_impl))
-    return inspect_model(model.model, backend="vllm", trust_remote_code=trusted, model_impl=impl)
+    options: dict[str, Any] = {
+        "trust_remote_code": bool(model.trust_remote_code),
+        "model_impl": str(getattr(model.model_impl, "value", model.model_impl)),
+    }
+    declared = _declared(config)
+    if declared is None:
+        return inspect_model(model.model, "vllm", **options)
+    options["static_points"], options["static_writes"] = list(declared["points"]), list(declared["writes"])
+    options["tensor_parallel_size"] = config.parallel_config.tensor_parallel_size
+    return inspect_model(model.model, "vllm-static", **options)
+
+
+def _declared(config: Any) -> dict[str, Any] | None:
+    """What a compiled engine taps; it is part of what vLLM hashes, so that no graph without them is taken for one."""
+    found: dict[str, Any] | None = (config.additional_config or {}).get(EXTRA_ARG)
+    return found
 
 
 def _tracker(worker: Any) -> Tracker:
@@ -123,7 +147,8 @@ def _unembedded(tracker: Tracker, rows: Any, top: int) -> tuple[str, list[Any]]:
         kind = tracker.worker.model_runner
         hidden = rows.to(device=kind.device, dtype=kind.model_config.dtype)
         if tracker.profile.facts.final_norm:
-            normed = layout.module("final_norm", None)(hidden)
+            # Its forward, past any tap: these rows belong to no request.
+            normed = layout.module("final_norm", None).forward(hidden)
             hidden = normed if isinstance(normed, torch.Tensor) else normed[0]
         logits = tracker.names.finished_logits(model, hidden)
         if logits is None:

@@ -154,7 +154,7 @@ def _write(state: RequestState, job: WriteJob, frame: Frame, span: Span, value: 
     new: Tensor | None = None
     for write, coordinates in job.items:
         where, operation = narrowed(write, span.position, span.length, state.request.prompt_length)
-        if where == []:
+        if not where:
             continue
         if old is None or new is None:
             old = read_value(job.expression, value)

@@ -11,8 +11,9 @@ from interp_core.requests import Write
 from interp_vllm.wire import WorkerRequest
 from interp_vllm.worker.rows import PositionedRows
 from interp_vllm.worker.shards import Shard
+from interp_vllm.worker.tables import ProgramTable
 
-__all__ = ["AttentionRows", "ReadJob", "RequestState", "SiteKey", "Work", "WriteJob"]
+__all__ = ["AttentionRows", "PlacedProgram", "ReadJob", "RequestState", "SiteKey", "Work", "WriteJob"]
 
 SiteKey = tuple[int, str]
 """Module identity and side."""
@@ -65,6 +66,23 @@ class AttentionRows:
 
 
 @define(eq=False)
+class PlacedProgram:
+    """A write of a compiled forward: the site's table, and where in it the write's vectors are.
+
+    Attributes:
+        table: the site's.
+        write: what is written where.
+        slots: rows of the bank per vector; several for a value per row.
+        numbers: of the program.
+    """
+
+    table: ProgramTable
+    write: Write
+    slots: dict[str, list[int]]
+    numbers: tuple[float, ...]
+
+
+@define(eq=False)
 class RequestState:
     """One request."""
 
@@ -73,6 +91,7 @@ class RequestState:
     stores: dict[Address, PositionedRows] = field(factory=dict)
     attention: dict[int, AttentionRows] = field(factory=dict)
     kept: dict[tuple[SiteKey, int], Tensor] = field(factory=dict)
+    programs: list[PlacedProgram] = field(factory=list)
     error: str | None = None
     seen: int = 0
 

@@ -21,6 +21,7 @@ from interp_vllm.worker.rows import PositionedRows, Span
 from interp_vllm.worker.shards import Shard, shard_of
 from interp_vllm.worker.sites import Sites
 from interp_vllm.worker.state import AttentionRows, ReadJob, RequestState, SiteKey, Work, WriteJob
+from interp_vllm.worker.static import StaticTaps
 
 __all__ = ["Tracker"]
 
@@ -41,6 +42,8 @@ class Tracker:
         self.states: dict[str, RequestState] = {}
         self.sites = Sites(self.states, self.key_of)
         self.derived = Derived(self.tree, profile, names, self.size)
+        self.static = self._static_taps() if profile.spec.static is not None else None
+        self.hooked = False
         self.counts = {"steps": 0, "restarts": 0}
         self._plain: set[str] = set()
         self._unfetched: set[str] = set()
@@ -54,14 +57,42 @@ class Tracker:
         spans = [Span(*row) for row in self.names.step_rows(self.worker) if self._serves(row[0])]
         if not spans:
             return forward()
-        self.sites.spans, self.sites.tokens = spans, tokens
         self.counts["steps"] += 1
+        try:
+            return (
+                self._step(spans, forward, tokens) if self.static is None else self._static_step(spans, forward, tokens)
+            )
+        finally:
+            for span in spans:
+                self._passed(self.states[span.request], span)
+
+    def _step(self, spans: list[Span], forward: Callable[[], Any], tokens: int) -> Any:
+        self.sites.spans, self.sites.tokens = spans, tokens
         try:
             return forward()
         finally:
             self.sites.spans = []
-            for span in spans:
-                self._passed(self.states[span.request], span)
+
+    def _static_step(self, spans: list[Span], forward: Callable[[], Any], tokens: int) -> Any:
+        assert self.static is not None
+        if self.hooked:
+            return self._step(spans, forward, tokens)
+        self.static.fill(spans, self.states)
+        try:
+            out = forward()
+            self.static.harvest(spans, self.states)
+        finally:
+            self.static.clear()
+        return out
+
+    def run_hooked(self, hooked: bool) -> None:
+        """Serve a compiled model's requests by Python forwards and hooks, for the proof of its taps."""
+        self.hooked = hooked
+        self.names.run_python(self.tree.model, hooked)
+
+    def _static_taps(self) -> StaticTaps:
+        where = self.names.forward_terms(self.worker)
+        return StaticTaps(self.tree, self.profile, **where)
 
     def _forget(self) -> None:
         over = [r for r in self.states if not self.names.knows(self.worker, r)]
@@ -95,7 +126,10 @@ class Tracker:
             state.request = decode_request(data)
             if not state.request.fetched:
                 self._unfetched.add(request)
-            self._place(state)
+            if self.static is None or self.hooked:
+                self._place(state)
+            else:
+                self._place_static(state)
         except Exception as error:  # noqa: BLE001  Whatever a forged request is, the step of the others goes on.
             state.error = f"{type(error).__name__}: {error}"
             state.work.clear()
@@ -130,6 +164,20 @@ class Tracker:
                 raise refused
             if self.tree.holds(address):
                 self._place_write(state, write, address)
+
+    def _place_static(self, state: RequestState) -> None:
+        assert self.static is not None
+        for read in state.request.reads:
+            address = self.profile.address(read.address)
+            refused = self.profile.read_refusal(address)
+            if refused is not None:
+                raise refused
+            state.stores[address] = PositionedRows(read.positions)
+        for write in state.request.writes:
+            refused = self.profile.write_refusal(self.profile.address(write.address))
+            if refused is not None:
+                raise refused
+        self.static.place(state)
 
     def _place_read(self, state: RequestState, address: Address, positions: tuple[int, ...] | None) -> None:
         layer = address.layer
@@ -209,6 +257,8 @@ class Tracker:
         """Forget a request: its rows, and the hooks that only it needed."""
         state = self.states.pop(internal)
         self.sites.leave(state.work, internal)
+        if self.static is not None:
+            self.static.forget(state)
         return state
 
     def drop_named(self, names: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ __all__ = [
     "embedding",
     "extra_args",
     "finished_logits",
+    "forward_terms",
     "is_missing",
     "kernel_terms",
     "knows",
@@ -26,6 +27,7 @@ __all__ = [
     "on_forward",
     "on_load",
     "route",
+    "run_python",
     "set_head_terms",
     "stages",
     "step_rows",
@@ -78,6 +80,20 @@ def is_missing(module: nn.Module) -> bool:
     from vllm.model_executor.models.utils import PPMissingLayer
 
     return isinstance(module, PPMissingLayer)
+
+
+def forward_terms(worker: Any) -> dict[str, Any]:
+    """Most rows of one forward, and the dtype and device of its tensors."""
+    runner = worker.model_runner
+    tokens = int(worker.vllm_config.scheduler_config.max_num_batched_tokens)
+    return {"tokens": tokens, "dtype": runner.model_config.dtype, "device": runner.device}
+
+
+def run_python(model: nn.Module, python: bool) -> None:
+    """Run the Python forward of a compiled model, or the compiled one again."""
+    for module in model.modules():
+        if hasattr(module, "do_not_compile"):
+            setattr(module, "do_not_compile", python)  # noqa: B010  A module's attributes are tensors to a type checker.
 
 
 def step_rows(worker: Any) -> Iterator[tuple[str, int, int, int]]:
