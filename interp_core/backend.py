@@ -57,10 +57,12 @@ class StaticSets:
     Attributes:
         points: addresses (as text, ranges allowed) with a read tap.
         writes: addresses (as text, ranges allowed) with a write site.
+        memory: bytes that taps and write sites take, from the profile they are part of; ``None`` if unknown.
     """
 
     points: tuple[str, ...] = field(default=(), converter=as_tuple)
     writes: tuple[str, ...] = field(default=(), converter=as_tuple)
+    memory: Callable[[ModelProfile], int] | None = None
 
 
 def _always_available() -> Availability:

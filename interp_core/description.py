@@ -30,6 +30,7 @@ def describe_profile(profile: ModelProfile) -> dict[str, Any]:
         "points": [describe_point(spec, profile.backend) for spec in profile.points()],
         "static_points": [str(a) for a in profile.static_points],
         "static_writes": [str(a) for a in profile.static_writes],
+        "static_bytes": profile.static_bytes,
         "options": {name: _plain(value) for name, value in profile.options.items()},
         "passed_over": dict(profile.passed_over),
     }

@@ -40,6 +40,7 @@ class ModelProfile:
         grad_support: whether gradients flow.
         static_points: addresses with a declared tap; empty unless the backend compiles its forward.
         static_writes: addresses with a declared write site.
+        static_bytes: memory that those take, in bytes; 0 unless the backend compiles its forward.
         options: load options, checked, defaults filled in.
         passed_over: backends that ``auto`` did not choose, each with its reason.
     """
@@ -54,6 +55,7 @@ class ModelProfile:
     grad_support: GradSupport = GradSupport(through_forward=False)
     static_points: tuple[Address, ...] = ()
     static_writes: tuple[Address, ...] = ()
+    static_bytes: int = 0
     options: Mapping[str, Any] = field(factory=dict)
     passed_over: Mapping[str, str] = field(factory=dict)
 

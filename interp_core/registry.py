@@ -11,9 +11,8 @@ from typing import Any
 
 from attrs import evolve
 
-from interp_core.address import Address
 from interp_core.architecture import Architecture
-from interp_core.backend import BackendSpec, support_of
+from interp_core.backend import BackendSpec, StaticSets, support_of
 from interp_core.capabilities import Capability
 from interp_core.contained import call_plugin
 from interp_core.errors import PluginConflict
@@ -78,8 +77,8 @@ def build_profile(
         RequestError: a declared static set is not valid.
     """
     specs = _specs(facts, architecture, backends, _limits(spec, facts, options))
-    points, writes = _static_sets(spec, specs, facts, options)
-    return ModelProfile(
+    sets = _static_sets(spec, facts, options)
+    profile = ModelProfile(
         model_id=model_id,
         spec=spec,
         facts=facts,
@@ -88,11 +87,14 @@ def build_profile(
         capabilities=dict(capabilities),
         residual_basis=_basis(facts, architecture),
         grad_support=_grad(spec, facts, options),
-        static_points=points,
-        static_writes=writes,
+        static_points=resolve_addresses(sets.points, specs, facts),
+        static_writes=resolve_addresses(sets.writes, specs, facts),
         options=dict(options),
         passed_over=dict(passed_over),
     )
+    if sets.memory is None:
+        return profile
+    return evolve(profile, static_bytes=call_plugin("memory of its static sets", spec.owner, sets.memory, profile))
 
 
 def _limits(
@@ -186,10 +188,7 @@ def _grad(spec: BackendSpec, facts: ModelFacts, options: Mapping[str, Any]) -> G
     )
 
 
-def _static_sets(
-    spec: BackendSpec, specs: Mapping[str, PointSpec], facts: ModelFacts, options: Mapping[str, Any]
-) -> tuple[tuple[Address, ...], tuple[Address, ...]]:
+def _static_sets(spec: BackendSpec, facts: ModelFacts, options: Mapping[str, Any]) -> StaticSets:
     if spec.static is None:
-        return (), ()
-    sets = call_plugin("the declaration of static sets", spec.owner, spec.static, facts, options)
-    return resolve_addresses(sets.points, specs, facts), resolve_addresses(sets.writes, specs, facts)
+        return StaticSets()
+    return call_plugin("the declaration of static sets", spec.owner, spec.static, facts, options)

@@ -37,7 +37,6 @@ import psutil
 from interp_core import load_model
 
 me, shared = psutil.Process(), Path("/dev/shm")
-before = set(shared.iterdir()) if shared.is_dir() else set()
 models = [load_model(folder, "vllm", dtype="float32", max_model_len=128) for folder in sys.argv[1:]]
 assert not me.children(), "an engine was started before it was needed"
 tokens = [list(model.generate([5, 9, 11], max_tokens=4, ignore_eos=True).token_ids) for model in models]
@@ -48,9 +47,9 @@ again = list(models[1].generate([5, 9, 11], max_tokens=4, ignore_eos=True).token
 models[1].shutdown()
 gone, alive = psutil.wait_procs(children, timeout=60)
 engines = [p.pid for p in alive if "resource_tracker" not in " ".join(p.cmdline())]
-after = set(shared.iterdir()) if shared.is_dir() else set()
+left = [path.name for child in children for path in shared.glob(f"interp-{child.pid}-*")]
 print(json.dumps({"tokens": tokens, "again": again, "children": len(children), "alive": engines,
-                  "left": sorted(path.name for path in after - before)}))
+                  "left": left}))
 """
 
 

@@ -69,7 +69,7 @@ def _writing(prompt: tuple[int, ...], address: Address, rows: ForwardResult, pro
     # Different at each site, so that two that were exchanged do not look alike.
     width = torch.Size(shape).numel()
     angle = torch.arange(width) * (0.7 + 0.1 * (address.layer or 0))
-    vector = (torch.sin(angle) * 6.0 * size).reshape(shape)
+    vector = torch.sin(angle) * 6.0 * size
     write = Write(operation=Add(address, vector), address=address, where=Where(positions=_AT))
     # The last position too, so that what is behind the last attention can be seen.
     last = Write(operation=Add(address, vector), address=address, where=Where(positions=frozenset({_LENGTH - 1})))

@@ -37,7 +37,8 @@ def declared_sets(facts: ModelFacts, options: Mapping[str, Any]) -> StaticSets:
     """
     automatic = ("resid_post.*",) if facts.n_streams == 1 else ("resid_streams.*",)
     points = _listed("static_points", options["static_points"], automatic)
-    return StaticSets(points=points, writes=_listed("static_writes", options["static_writes"], points))
+    writes = _listed("static_writes", options["static_writes"], points)
+    return StaticSets(points=points, writes=writes, memory=lambda profile: buffer_bytes(profile, step_tokens(options)))
 
 
 def step_tokens(options: Mapping[str, Any]) -> int:

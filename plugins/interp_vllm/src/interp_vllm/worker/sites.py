@@ -16,6 +16,7 @@ from interp_vllm.worker.frame import Frame, parameter_names
 from interp_vllm.worker.rows import Span, kept_copy
 from interp_vllm.worker.shards import Shard
 from interp_vllm.worker.state import AttentionRows, ReadJob, RequestState, SiteKey, Work, WriteJob
+from interp_vllm.worker.sums import halves_of, rewritten
 
 __all__ = ["Site", "Sites"]
 
@@ -163,9 +164,15 @@ def _write(state: RequestState, job: WriteJob, frame: Frame, span: Span, value: 
         rows = target[where]
         out = apply_operation(operation, rows.reshape(rows.shape[0], -1))
         target[where] = out.to(rows.dtype).reshape(rows.shape)
-    if old is not None:
-        last = _last(job.expression)
-        frame.put(last, span.start, span.stop, write_value(job.expression, value, old, new))
+    if old is None or new is None:
+        return
+    halves = halves_of(job.expression)
+    if halves is None:
+        frame.put(_last(job.expression), span.start, span.stop, write_value(job.expression, value, old, new))
+        return
+    first, second = halves
+    for leaf, rows in zip(halves, rewritten(value(first), value(second), old, new), strict=True):
+        frame.put(leaf, span.start, span.stop, rows)
 
 
 def _last(expression: Expression) -> Read:

@@ -6,7 +6,7 @@ only, so that the compiler traces through them and a replayed graph repeats them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -24,6 +24,7 @@ from interp_vllm.worker.bindings import Tree
 from interp_vllm.worker.frame import parameter_names
 from interp_vllm.worker.rows import Span, kept_copy
 from interp_vllm.worker.state import PlacedProgram, RequestState
+from interp_vllm.worker.sums import halves_of, rewritten
 from interp_vllm.worker.tables import ProgramTable
 
 __all__ = ["StaticTaps"]
@@ -171,7 +172,7 @@ class StaticTaps:
     def _work(self, site: _Site) -> Callable[[list[Any]], dict[int, Tensor]]:
         """Tensors of a call in, those that were changed out, by slot."""
         taps = [(expression, self.buffers[address]) for expression, address in site.reads]
-        writes = [(expression, table.site, last_of(leaves(expression))) for expression, table in site.writes]
+        writes = [(expression, table.site) for expression, table in site.writes]
         batched = self.batched
 
         def work(tensors: list[Any]) -> dict[int, Tensor]:
@@ -180,12 +181,12 @@ class StaticTaps:
             def value(leaf: Read) -> Tensor:
                 return _rows(changed.get(leaf.slot, tensors[leaf.slot]), leaf, batched)
 
-            for expression, number, last in writes:
+            for expression, number in writes:
                 old = read_value(expression, value)
                 new = old.clone(memory_format=torch.contiguous_format)
                 torch.ops.interp_vllm.write(new, number)
-                rows = write_value(expression, value, old, new)
-                changed[last.slot] = _like(rows, tensors[last.slot], last, batched)
+                for leaf, rows in _put(expression, value, old, new):
+                    changed[leaf.slot] = _like(rows, tensors[leaf.slot], leaf, batched)
             for expression, buffer in taps:
                 found = read_value(expression, value)
                 buffer[: found.shape[0]].copy_(found)
@@ -194,10 +195,16 @@ class StaticTaps:
         return work
 
 
-def last_of(found: Iterable[Read]) -> Read:
-    """The last one."""
-    *_, last = found
-    return last
+def _put(
+    expression: Expression, value: Callable[[Read], Tensor], old: Tensor, new: Tensor
+) -> list[tuple[Read, Tensor]]:
+    """What the tensors of a write become."""
+    halves = halves_of(expression)
+    if halves is None:
+        *_, last = leaves(expression)
+        return [(last, write_value(expression, value, old, new))]
+    first, second = halves
+    return list(zip(halves, rewritten(value(first), value(second), old, new), strict=True))
 
 
 def _rows(tensor: Tensor, leaf: Read, batched: bool) -> Tensor:

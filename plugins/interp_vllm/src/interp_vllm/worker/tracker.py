@@ -10,7 +10,7 @@ from torch import Tensor
 
 from interp_core.address import Address
 from interp_core.errors import InterpError
-from interp_core.expressions import Expression, Read, Sum, leaves
+from interp_core.expressions import Read, leaves
 from interp_core.profile import ModelProfile
 from interp_core.requests import Write
 from interp_core.selection import axes_of
@@ -22,6 +22,7 @@ from interp_vllm.worker.shards import Shard, shard_of
 from interp_vllm.worker.sites import Sites
 from interp_vllm.worker.state import AttentionRows, ReadJob, RequestState, SiteKey, Work, WriteJob
 from interp_vllm.worker.static import StaticTaps
+from interp_vllm.worker.sums import lives_here
 
 __all__ = ["Tracker"]
 
@@ -202,7 +203,7 @@ class Tracker:
         axes, coordinates = axes_of(self.profile, address)
         expression = self.tree.bind(point).writes_through
         work = self._work(state, self._last(state, expression, address.layer), address.layer)
-        jobs = work.direct if _lives_here(expression) else work.carried
+        jobs = work.direct if lives_here(expression) else work.carried
         same = next((job for job in jobs if job.expression == expression and job.axes == axes), None)
         if same is None:
             jobs.append(same := WriteJob(expression, axes, []))
@@ -289,8 +290,3 @@ class Tracker:
         """How much is held: for tests, and for whoever watches memory."""
         held = sum(state.nbytes for state in self.states.values())
         return {"requests": len(self.states), "sites": len(self.sites), "bytes": held, **self.counts}
-
-
-def _lives_here(expression: Expression) -> bool:
-    """Whether a write's own tensor is at its last site, rather than a sum that the site only carries."""
-    return not isinstance(expression, Sum) or len({(leaf.role, leaf.side) for leaf in leaves(expression)}) == 1
