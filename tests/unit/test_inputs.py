@@ -366,9 +366,7 @@ def test_no_weights_is_one_error_and_shutdown_is_final(model: InterpModel) -> No
         other.warmup()
 
 
-def test_an_engine_that_is_not_there_yet_says_so(model: InterpModel) -> None:
-    with pytest.raises(BackendUnavailable, match="does not bring the engine"):
-        load_model(model.model_id, "vllm-static").warmup()
+def test_a_folder_without_weights_is_one_error_on_every_backend(model: InterpModel) -> None:
     with pytest.raises(ModelUnavailable, match="no weights"):
         load_model(model.model_id, "vllm").warmup()
     auto = load_model(model.model_id)

@@ -1,0 +1,76 @@
+"""What declared taps cost a compiled vLLM, in one run, as ratios of medians of interleaved rounds.
+
+    python benchmarks/static_cost.py [--rounds N] [--json]
+
+Three engines are resident: compiled vLLM as it is (`vllm-generate`), and `vllm-static` with `resid_post` of every layer
+tapped and writable, and with three points of every layer tapped. Each runs 8 concurrent requests of 128 prompt tokens
+and 64 new ones; nothing is fetched, since a tap copies whether anybody asks or not. Then the same with one of the eight
+steered at one layer, and with all layers' rows fetched for each. A ratio is the throughput relative to plain compiled
+vLLM (1 is no cost). The model is a random Llama of 12 layers, hidden 512, float32, one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import Any
+
+from vllm_cost import checkpoint, fresh, interleaved
+
+TARGETS = {"a tap per layer": 0.97, "three taps per layer": 0.94, "one of eight steered": 0.95}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    import torch
+
+    from interp_core import Add, load_model
+
+    torch.set_num_threads(1)
+    folder = checkpoint()
+    common: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "max_num_batched_tokens": 2048}
+    three = {"static_points": ["resid_post.*", "attn_out.*", "mlp_out.*"], "static_writes": ["resid_post.6"]}
+    models = {
+        "compiled": load_model(folder, "vllm-generate", **common).warmup(),
+        "tapped": load_model(folder, "vllm-static", **common).warmup(),
+        "three": load_model(folder, "vllm-static", **common, **three).warmup(),
+    }
+    prompts = torch.randint(3, 2048, (8, 128), generator=torch.Generator().manual_seed(1)).tolist()
+    plain: dict[str, Any] = {"max_tokens": 64, "ignore_eos": True}
+    steering = [Add("resid_post.6", torch.linspace(-1, 1, 512), scale=0.5)]
+
+    def one_steered() -> None:
+        model, rows = models["tapped"], fresh(prompts)
+        with model.steer(steering):
+            stream = model.generate_stream(rows[0], **plain)
+        model.generate(rows[1:], **plain)
+        for _ in stream:
+            pass
+
+    runs = {
+        "compiled vLLM": lambda: models["compiled"].generate(fresh(prompts), **plain),
+        "a tap per layer": lambda: models["tapped"].generate(fresh(prompts), **plain),
+        "three taps per layer": lambda: models["three"].generate(fresh(prompts), **plain),
+        "one of eight steered": one_steered,
+        "all layers fetched": lambda: models["tapped"].capture_generation(prompts, ["resid_post.*"], **plain),
+    }
+    times = interleaved(runs, options.rounds)
+    for model in models.values():
+        model.shutdown()
+    base = statistics.median(times["compiled vLLM"])
+    rows = {n: {"median_s": statistics.median(t), "throughput": base / statistics.median(t)} for n, t in times.items()}
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    for name, row in rows.items():
+        target = f"  (target {TARGETS[name]:.2f})" if name in TARGETS else ""
+        print(f"8 x (128 + 64), {name:22s} {row['median_s']:6.2f} s  throughput {row['throughput']:.3f}{target}")
+
+
+if __name__ == "__main__":
+    main()
