@@ -105,14 +105,15 @@ def read_value(expression: Expression, leaf: Callable[[Read], Any]) -> Any:
 def write_value(expression: Expression, leaf: Callable[[Read], Any], old: Any, new: Any) -> Any:
     """What the last site's tensor must become so that the expression's value goes from ``old`` to ``new``.
 
-    Where a constant or another term stands between, the *difference* is carried: a write that changes
-    nothing is then exactly nothing, whatever the rounding.
+    Where another term stands between, the *difference* is carried; where a constant does, entries that do not change
+    stay. A write that changes nothing is then exactly nothing, whatever the rounding, and a zero through a constant is
+    exactly zero.
     """
     if isinstance(expression, Read):
         return new
     if isinstance(expression, Scale):
         inner_old = read_value(expression.of, leaf)
-        return write_value(expression.of, leaf, inner_old, inner_old + (new - old) / expression.factor)
+        return write_value(expression.of, leaf, inner_old, inner_old.where(new == old, new / expression.factor))
     if isinstance(expression, Sum):
         second_old = read_value(expression.second, leaf)
         return write_value(expression.second, leaf, second_old, second_old + (new - old))

@@ -574,3 +574,36 @@ def test_a_run_ended_just_before_its_last_step_gives_its_rows(sharing: InterpMod
 def test_sampling_that_vllm_refuses_is_an_error_of_ours(sharing: InterpModel) -> None:
     with pytest.raises(RequestError, match="temperature"):
         sharing.generate(TOGETHER[0], max_tokens=2, temperature=3.0)
+
+
+@pytest.mark.parametrize("point", ["resid_pre", "resid_mid", "resid_post"])
+def test_rows_put_into_the_stream_are_there_exactly(point: str, sharing: InterpModel) -> None:
+    """What is left of rounding would be scaled up by the next norm, and by much more in half precision."""
+    rows = torch.randn(len(TOGETHER[0]), D_MODEL, generator=torch.Generator().manual_seed(3)) * 0.01
+    address = f"{point}.2"
+    for operation, wanted in ((Replace(address, rows), rows), (Scale(address, torch.ones(D_MODEL), 1.0), None)):
+        got = run_with_cache(sharing, TOGETHER[0], [address, LAST], steering=[operation])
+        plain = run_with_cache(sharing, TOGETHER[0], [address, LAST])
+        assert torch.equal(got[address][0], plain[address][0] if wanted is None else wanted)
+        assert torch.equal(got[LAST], plain[LAST]) is (wanted is None)
+
+
+def test_positions_that_select_nothing_give_no_rows(sharing: InterpModel, eager: InterpModel) -> None:
+    for positions in ([], slice(20, 20)):
+        for point in ("resid_post.2", "lm_head", "attn_probs.1", "z.1.head-2"):
+            got, want = (run_with_cache(m, TOGETHER[0], [point], positions=positions)[point] for m in (sharing, eager))
+            assert got.shape == want.shape, point
+
+
+def test_a_read_of_the_raw_output_does_not_show_what_was_written_behind_it(
+    sharing: InterpModel, eager: InterpModel
+) -> None:
+    for read, written in (
+        ("attn_out.2", "attn_out_post.2"),
+        ("attn_out_post.2", "attn_out.2"),
+        ("mlp_out.2", "mlp_out_post.2"),
+    ):
+        results = [
+            run_with_cache(m, TOGETHER[0], [read], steering=[push(2.0, written)])[read] for m in (sharing, eager)
+        ]
+        assert difference(*results) < CLOSE, (read, written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
         "skip_tokenizer_init": True,
         "max_logprobs": -1,
         "disable_log_stats": True,
+        # A bar for whoever watches, and not a line in somebody's log.
+        "use_tqdm_on_load": sys.stderr.isatty(),
         **_ours(profile, options),
     }
 

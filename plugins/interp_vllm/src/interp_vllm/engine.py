@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import logging
 import os
 import uuid
 import weakref
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Engine"]
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -67,6 +70,7 @@ class Engine:
         names = _names()
         try:
             if self._owned:
+                _LOG.info("%s: starting a vLLM engine, which takes half a minute or more", self.model_id)
                 self._llm = names.start_engine(self.arguments)
             self.max_length = names.longest(self._llm)
         except InterpError:
@@ -150,7 +154,7 @@ class Engine:
         if request.reads or request.writes:
             params.extra_args = {"interp": encode_request(name, request)}
             # Nothing of it may come from, or go into, what plain requests share; and every row has to be computed.
-            prompt["cache_salt"] = f"{self._tag}-{name}"
+            prompt["cache_salt"] = name
             params.skip_reading_prefix_cache = True
         llm = self._running()
         try:
@@ -215,7 +219,7 @@ class Engine:
 
     def name(self) -> str:
         """An id for the next request."""
-        return f"interp-{next(self._numbers)}"
+        return f"interp-{self._tag}-{next(self._numbers)}"
 
     async def _through(self, name: str, request: ForwardRequest) -> None:
         async for _ in self.steps(name, request):

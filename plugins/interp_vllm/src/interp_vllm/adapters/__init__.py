@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Final, Protocol, cast
 
 from interp_core.errors import BackendUnavailable
+from interp_vllm.adapters.quiet import quiet
 
 __all__ = ["TESTED", "Adapter", "adapter", "installed_version", "minor_of"]
 
@@ -50,7 +51,8 @@ def adapter() -> Adapter:
     if minor_of(version) not in TESTED:
         raise BackendUnavailable(untested(version))
     module = import_module(TESTED[minor_of(version)])
-    missing = [f"{place}.{name}" for place, name in module.NAMES if not _has(place, name)]
+    with quiet():
+        missing = [f"{place}.{name}" for place, name in module.NAMES if not _has(place, name)]
     if missing:
         raise BackendUnavailable(
             f"vLLM {version} lacks what this plugin reaches it by: {', '.join(missing)}; tested: {', '.join(TESTED)}"

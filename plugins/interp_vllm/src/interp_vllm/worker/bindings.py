@@ -72,7 +72,7 @@ class Tree:
         return Read("embed")
 
     def _own_class(self, name: str, layer: int, address: Address) -> Binding:
-        contribution = "attn_post_norm" if self.facts.attn_post_norm else "attn.o_proj"
+        contribution = "attn_post_norm" if self.facts.attn_post_norm else "attn"
         if name == "attn_in":
             return Binding(Read("attn.qkv_thirds", "input"))
         if name in ("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"):

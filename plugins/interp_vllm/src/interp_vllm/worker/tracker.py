@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from interp_core.address import Address
-from interp_core.errors import InterpError
 from interp_core.expressions import Read, leaves
 from interp_core.profile import ModelProfile
 from interp_core.requests import Write
@@ -272,7 +271,7 @@ class Tracker:
         try:
             with self.names.no_gradients():
                 return {a: self._assembled(state, a, store) for a, store in state.stores.items()}
-        except InterpError as error:
+        except Exception as error:  # noqa: BLE001  What cannot be computed of one request is that request's error.
             return f"{type(error).__name__}: {error}"
 
     def _assembled(self, state: RequestState, address: Address, store: PositionedRows) -> Tensor:
@@ -281,8 +280,10 @@ class Tracker:
             rows = state.attention[address.layer]
             query, key = (part.assembled(state.seen, str(address)) for part in (rows.queries, rows.keys))
             order = range(state.seen) if store.wanted is None else store.wanted
-            positions = torch.tensor(list(order), device=query.device)
+            positions = torch.tensor(list(order), dtype=torch.long, device=query.device)
             return self.derived.attention(address, query[positions], key, positions)
+        if store.wanted == ():
+            return torch.empty(0, *self.profile.shape(address), dtype=self.names.forward_terms(self.worker)["dtype"])
         rows_of_source = store.assembled(state.seen, str(address))
         return self.derived.value(address, rows_of_source)
 

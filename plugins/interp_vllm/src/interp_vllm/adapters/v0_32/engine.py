@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from interp_vllm.adapters.quiet import quiet
+
 __all__ = [
     "client_errors",
     "longest",
@@ -26,7 +28,7 @@ def start_engine(arguments: Mapping[str, Any]) -> Any:
     Args:
         arguments: keyword arguments of vLLM's ``EngineArgs``.
     """
-    with _quiet(), _without_main():
+    with quiet(), _without_main():
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
@@ -50,22 +52,6 @@ def client_errors() -> tuple[type[Exception], ...]:
 def longest(llm: Any) -> int:
     """Most tokens of one sequence."""
     return int(llm.model_config.max_model_len)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """vLLM's log goes to standard error and holds errors only, unless the user said otherwise.
-
-    Its own default writes to standard output, where a command's answer is.
-    """
-    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
-    ours = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
 
 
 @contextmanager
