@@ -76,7 +76,7 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
         yield from _chain(facts, layer, get)
         yield from _sums(layer, get, tolerance)
         yield from _neurons(facts, layer, get, tolerance)
-        yield from _attention(layer, get, tolerance)
+        yield from _attention(layer, get, tolerance, sinks=facts.sinks)
 
 
 def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
@@ -191,11 +191,11 @@ def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -
     )
 
 
-def _attention(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
+def _attention(layer: LayerFacts, get: Get, tolerance: float, *, sinks: bool) -> Iterator[Check]:
     at = layer.index
     scores, probs = get("attn_scores", at), get("attn_probs", at)
     if scores is not None and probs is not None:
-        yield from _softmax(layer, scores, probs, tolerance)
+        yield from _softmax(layer, scores, probs, tolerance, sinks=sinks)
     value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
     if probs is None or value is None or z is None or gate is not None:
         return
@@ -216,11 +216,34 @@ def _attention(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]
     )
 
 
-def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float) -> Iterator[Check]:
+def _one_sink(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float) -> Check:
+    """What a row lacks of 1 is the share of one logit per head, the same for every query."""
+    mass = probs.double().sum(-1)
+    # Each head's sink is best seen in the row that it shares most evenly with the keys.
+    clearest = (mass - 0.5).abs().argmin(-1, keepdim=True)
+
+    def predicted(values: Tensor) -> Tensor:
+        total = values.double().logsumexp(-1)
+        sink = (total - (mass / (1.0 - mass)).log()).gather(-1, clearest)
+        return (total - sink).sigmoid()
+
+    return Check(
+        identity="what attn_probs lack of 1 is one sink logit per head over attn_scores",
+        layer=layer.index,
+        proves=("attn_scores", "attn_probs"),
+        error=difference(predicted(scores), mass),
+        control=difference(predicted(scores - scores.amax(-1, keepdim=True)), mass),
+        tolerance=tolerance,
+    )
+
+
+def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float, *, sinks: bool) -> Iterator[Check]:
     import torch
 
-    made = scores.double().softmax(-1)
-    wrong = scores.roll(1, -1).double().softmax(-1)
+    # With a sink logit in the denominator a row of probabilities sums to less than 1.
+    mass = probs.double().sum(-1, keepdim=True) if sinks else 1.0
+    made = scores.double().softmax(-1) * mass
+    wrong = scores.roll(1, -1).double().softmax(-1) * mass
     yield Check(
         identity="the softmax of attn_scores is attn_probs",
         layer=layer.index,
@@ -229,6 +252,8 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float)
         control=difference(wrong, probs) if scores.shape[-1] > 1 else None,
         tolerance=tolerance,
     )
+    if sinks:
+        yield _one_sink(layer, scores, probs, tolerance)
     queries, keys = probs.shape[-2:]
     row = torch.arange(queries)[:, None] + keys - queries
     allowed = torch.arange(keys)[None] <= row

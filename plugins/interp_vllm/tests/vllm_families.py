@@ -53,6 +53,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3_moe": lambda: hf.Qwen3MoeConfig(
         **_WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True
     ),
+    "gpt_oss": lambda: hf.GptOssConfig(
+        **{**_WIDE, "intermediate_size": 96}, **_LAYERS, num_local_experts=4, num_experts_per_tok=2
+    ),
     "gpt_neox": lambda: hf.GPTNeoXConfig(**_SIZES),
     "gpt_neox-sequential": lambda: hf.GPTNeoXConfig(**_SIZES, use_parallel_residual=False),
     "olmo2": lambda: hf.Olmo2Config(**_GROUPED),

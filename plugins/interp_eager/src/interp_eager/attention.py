@@ -78,9 +78,11 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self._found = found
         self._layer: int | None = None
+        self._before_sinks: Tensor | None = None
 
     def enter(self, layer: int) -> None:
         self._layer = layer
+        self._before_sinks = None
 
     def leave(self) -> None:
         self._layer = None
@@ -98,8 +100,16 @@ class _Watch(TorchFunctionMode):
             self._layer = layer
             return out
         out = func(*args, **kwargs)
+        if func is torch.cat and out.dim() == 4 and args[0][0].shape[-1] == out.shape[-1] - 1:
+            # A column of sink logits beside the scores; what follows may shift them all before the softmax.
+            self._before_sinks = args[0][0]
         if func in _SOFTMAX and args[0].dim() in (3, 4):
-            self._found(layer, _masked(args[0]), out)
+            scores, before = args[0], self._before_sinks
+            if before is not None and before.shape[:-1] == out.shape[:-1] and before.shape[-1] == out.shape[-1] - 1:
+                scores, out_of_keys = before, out[..., :-1]
+                self._found(layer, _masked(scores), out_of_keys)
+            else:
+                self._found(layer, _masked(scores), out)
         return out
 
 
