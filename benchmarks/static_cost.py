@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vllm_cost import checkpoint, fresh, interleaved
+from _common import checkpoint, fresh, interleaved
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 TARGETS = {"a tap per layer": 0.97, "three taps per layer": 0.94, "one of eight steered": 0.95}
 

@@ -14,44 +14,15 @@ import argparse
 import json
 import os
 import statistics
-import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
+
+from _common import checkpoint, fresh, interleaved
 
 THROUGHPUT_TARGETS = {"one layer": 0.95, "all layers": 0.80}
 TRANSFER_TARGET = 1.3
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-
-
-def checkpoint() -> str:
-    """A folder with the random model."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12}
-    heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8}
-    torch.manual_seed(0)
-    folder = tempfile.mkdtemp()
-    config = LlamaConfig(vocab_size=2048, max_position_embeddings=1024, **sizes, **heads)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Wall time of each run; the order turns round each time, so that drift touches all alike."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for round_ in range(rounds):
-        names = list(runs) if round_ % 2 == 0 else list(runs)[::-1]
-        for name in names:
-            start = time.perf_counter()
-            runs[name]()
-            times[name].append(time.perf_counter() - start)
-    return times
 
 
 def throughput(model: Any, rounds: int) -> dict[str, list[float]]:
@@ -69,14 +40,6 @@ def throughput(model: Any, rounds: int) -> dict[str, list[float]]:
         },
         rounds,
     )
-
-
-def fresh(prompts: list[list[int]]) -> list[list[int]]:
-    """The same lengths, with first tokens that no earlier call had."""
-    now = time.perf_counter_ns()
-    return [
-        [3 + (now >> (8 * i)) % 2000 for i in range(3)] + [3 + row, *prompt[4:]] for row, prompt in enumerate(prompts)
-    ]
 
 
 def transfer(model: Any, eager: Any, rounds: int) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import vllm_families
+from trap_tools import BLOCK
 from vllm_families import Loader
 
 from interp_core import load_model
@@ -69,3 +70,21 @@ def engine(loaded: Loader) -> InterpModel:
 def reference(loaded: Loader) -> InterpModel:
     """The same Llama on eager."""
     return loaded("llama", "eager").warmup()
+
+
+@pytest.fixture(scope="module")
+def eager(loaded: Loader) -> InterpModel:
+    """The same model on eager. Its tokens vary from step to step, unlike those of the tiny Llama."""
+    return loaded("mistral", "eager").warmup()
+
+
+@pytest.fixture(scope="module")
+def chunked(loaded: Loader) -> InterpModel:
+    """At most 32 rows in a step."""
+    return loaded("mistral", max_num_batched_tokens=32, max_num_seqs=8, block_size=BLOCK).warmup()
+
+
+@pytest.fixture(scope="module")
+def sharing(loaded: Loader) -> InterpModel:
+    """With a prefix cache."""
+    return loaded("mistral", enable_prefix_caching=True, block_size=BLOCK).warmup()

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from interp_core.address import Address
 from interp_core.bindings import bind
-from interp_core.errors import AddressError, BackendUnavailable, ModelUnavailable, unknown_name
+from interp_core.checkpoint import end_tokens
+from interp_core.errors import AddressError, BackendUnavailable, unknown_name
 from interp_core.expressions import Binding
 from interp_core.layout import Layout, find_layout
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult
-from interp_core.scalars import whole_number
 from interp_eager.attention import watched
 from interp_eager.collect import Chunk, Collector
 from interp_eager.generation import EagerRun
@@ -62,7 +62,8 @@ class EagerBackend:
         if self.profile.facts.structure_known:
             self.layout = find_layout(model, self.profile.facts)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.end_tokens = _end_tokens(model, self.profile)
+        stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+        self.end_tokens = end_tokens(self.profile.model_id, stated, self.profile.facts.eos_token_ids)
         self.model = model
 
     def shutdown(self) -> None:
@@ -185,16 +186,6 @@ def _ordinary(*, grad: bool) -> Iterator[None]:
     """Ordinary tensors, also where the caller is in inference mode, whose tensors nobody could change or save."""
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         yield
-
-
-def _end_tokens(model: Any, profile: ModelProfile) -> frozenset[int]:
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if ends is None:
-        return frozenset(profile.facts.eos_token_ids)
-    listed = ends if isinstance(ends, (list, tuple)) else [ends]
-    if any(whole_number(end) is None for end in listed):
-        raise ModelUnavailable(f"{profile.model_id}: the eos_token_id to generate with is {ends!r}, no token id")
-    return frozenset(map(int, listed))
 
 
 def _batches(requests: Sequence[ForwardRequest]) -> list[list[ForwardRequest]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from interp_core import checkpoint
 from interp_core.errors import ModelUnavailable
 from interp_core.profile import ModelProfile
-from interp_core.scalars import whole_number
 
 __all__ = ["end_tokens"]
 
@@ -23,9 +23,4 @@ def end_tokens(profile: ModelProfile) -> frozenset[int]:
         ends = None
     except ValueError as error:
         raise ModelUnavailable(f"{profile.model_id}: its generation_config.json is not valid: {error}") from error
-    if ends is None:
-        return frozenset(profile.facts.eos_token_ids)
-    listed = ends if isinstance(ends, (list, tuple)) else [ends]
-    if any(whole_number(end) is None for end in listed):
-        raise ModelUnavailable(f"{profile.model_id}: the eos_token_id to generate with is {ends!r}, no token id")
-    return frozenset(map(int, listed))
+    return checkpoint.end_tokens(profile.model_id, ends, profile.facts.eos_token_ids)
