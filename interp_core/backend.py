@@ -145,6 +145,8 @@ class Backend(Protocol):
     def unembed(self, rows: Any, *, raw: bool) -> Any:
         """Logits ``[rows, vocab]`` of residual rows ``[rows, d_model]``, through the final norm.
 
+        Rows ``[rows, streams, d_model]`` go through the trunk's own contraction first.
+
         ``raw`` leaves out the family's softcap and multiplier. CPU tensor in, CPU tensor out.
         """
 

@@ -38,6 +38,8 @@ class Cache(Mapping[Address, "Tensor"]):
         lengths: number of real rows per prompt.
         offsets: index of each prompt's first real row along ``pos``.
         positions: absolute positions of the rows, where only some were asked for; else ``None``.
+        entries: of attention matrices with columns for compressed entries behind those of tokens, how many such
+            columns are each prompt's own; empty on a trunk that compresses no keys.
     """
 
     _tensors: dict[Address, Tensor]
@@ -45,6 +47,7 @@ class Cache(Mapping[Address, "Tensor"]):
     lengths: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     positions: tuple[tuple[int, ...], ...] | None = field(default=None)
+    entries: dict[Address, tuple[int, ...]] = field(factory=dict)
 
     def __getitem__(self, key: object) -> Tensor:
         address = parse_address(key)
@@ -90,6 +93,19 @@ class Cache(Mapping[Address, "Tensor"]):
             mask[i, offset : offset + length] = True
         return mask
 
+    def key_labels(self, key: object) -> list[str]:
+        """What each column of an attention matrix is: ``token 0``, ..., and ``entry 0``, ... behind compressed keys.
+
+        Raises:
+            AddressError: there is no such matrix here.
+        """
+        address = parse_address(key)
+        columns = self[address].shape[-1]
+        if address.name not in _PAIRWISE:
+            raise AddressError(f"{address} is no attention matrix: it has a row per position, and no keys")
+        entries = max(self.entries.get(address, (0,)))
+        return [f"token {i}" for i in range(columns - entries)] + [f"entry {i}" for i in range(entries)]
+
     def layers(self, name: str) -> tuple[int, ...]:
         """Layers at which the point ``name`` (without coordinates) is here, in order."""
         found = {a.layer for a in self._tensors if a.name == name and not a.coordinates and a.layer is not None}
@@ -122,7 +138,7 @@ class Cache(Mapping[Address, "Tensor"]):
             moved = {a: t.to(device) for a, t in self._tensors.items()}
         except (RuntimeError, AssertionError) as error:
             raise RequestError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-        return Cache(moved, self.tokens, self.lengths, self.offsets, self.positions)
+        return Cache(moved, self.tokens, self.lengths, self.offsets, self.positions, dict(self.entries))
 
     def save(self, path: str | Path) -> Path:
         """Write all tensors and the layout to one safetensors file.
@@ -136,6 +152,7 @@ class Cache(Mapping[Address, "Tensor"]):
         if not self._tensors:
             raise RequestError("this cache is empty: there is nothing to save")
         meta = {name: getattr(self, name) for name in ("tokens", "lengths", "offsets", "positions")}
+        meta["entries"] = {str(address): counts for address, counts in self.entries.items()}
         tensors = {str(a): t.detach().contiguous().cpu() for a, t in self._tensors.items()}
         owners = {t.untyped_storage().data_ptr(): name for name, t in tensors.items()}
         # The format has no shared memory: of tensors that share, all but one are copied.
@@ -167,7 +184,8 @@ class Cache(Mapping[Address, "Tensor"]):
             rows = tuple(tuple(r) for r in meta["tokens"])
             positions = None if meta["positions"] is None else tuple(tuple(p) for p in meta["positions"])
             lengths, offsets = (tuple(map(operator.index, meta[name])) for name in ("lengths", "offsets"))
-            return cls(tensors, rows, lengths, offsets, positions)
+            entries = {parse_address(key): tuple(counts) for key, counts in meta.get("entries", {}).items()}
+            return cls(tensors, rows, lengths, offsets, positions, entries)
         except (OSError, SafetensorError, json.JSONDecodeError, AddressError, LookupError, TypeError) as error:
             raise ModelUnavailable(f"{path} cannot be read as a saved cache: {error}") from error
 
@@ -198,14 +216,19 @@ def assemble(
     key_width = max((o + len(t) for o, t in zip(offsets, tokens, strict=True)), default=0)
     key_width = key_width if chosen else max(key_width, batch.width)
     tensors: dict[Address, Tensor] = {}
+    entries: dict[Address, tuple[int, ...]] = {}
     for address in addresses:
         rows = [result.rows[address] for result in results]
         if address in pairwise:
-            tensors[address] = _place_pairs(rows, offsets, width, key_width, pairwise[address])
+            # One column per token; what stands behind them are compressed entries.
+            extra = tuple(row.shape[-1] - len(t) for row, t in zip(rows, tokens, strict=True))
+            if any(extra):
+                entries[address] = extra
+            tensors[address] = _place_pairs(rows, offsets, width, key_width, extra, pairwise[address])
         else:
             tensors[address] = _place(rows, offsets, width)
     where = tuple(p or () for p in positions) if chosen else None
-    return Cache(tensors, tuple(tuple(t) for t in tokens), lengths, offsets, where)
+    return Cache(tensors, tuple(tuple(t) for t in tokens), lengths, offsets, where, entries)
 
 
 def _place(rows: list[Tensor], offsets: Sequence[int], width: int) -> Tensor:
@@ -229,13 +252,16 @@ def _common_base(rows: list[Tensor], width: int) -> Tensor | None:
     return base
 
 
-def _place_pairs(rows: list[Tensor], offsets: Sequence[int], width: int, key_width: int, masked: float) -> Tensor:
+def _place_pairs(
+    rows: list[Tensor], offsets: Sequence[int], width: int, key_width: int, entries: Sequence[int], masked: float
+) -> Tensor:
     """Attention matrices: a real query's padded keys are masked; padded queries are zero rows."""
     lead = rows[0].shape[:-2]
-    out = rows[0].new_zeros((len(rows), *lead, width, key_width))
-    for i, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-        queries, keys = row.shape[-2:]
+    out = rows[0].new_zeros((len(rows), *lead, width, key_width + max(entries)))
+    for i, (row, offset, extra) in enumerate(zip(rows, offsets, entries, strict=True)):
+        queries, keys = row.shape[-2], row.shape[-1] - extra
         block = out[i, ..., offset : offset + queries, :]
         block.fill_(masked)
-        block[..., offset : offset + keys] = row
+        block[..., offset : offset + keys] = row[..., :keys]
+        block[..., key_width : key_width + extra] = row[..., keys:]
     return out

@@ -1,9 +1,10 @@
 """Where a tensor lives, as data: a small expression over module sites that both reads and writes.
 
 A :class:`Read` leaf names a module by *role* (``attn``, ``attn.o_proj``, ``mlp.down_proj``, ...) and a side
-of it. Above leaves stand :class:`Slice` (part of a fused projection), :class:`Scale` (a multiplier applied
-outside any module) and :class:`Sum` (a tensor that exists only as a sum). Values are flat: the last axis is
-the product of the point's axes.
+of it. Above leaves stand :class:`Slice` (part of a fused projection), :class:`Permute` (axes in another order),
+:class:`Scale` (a multiplier applied outside any module), :class:`Sum` (a tensor that exists only as a sum) and
+:class:`Derived` (a function of a tensor, which is only read). Values are flat: the last axis is the product of
+the point's axes.
 
 Nothing here imports torch: the functions use only methods of the tensors that they are given.
 """
@@ -18,7 +19,21 @@ from attrs import field, frozen
 
 from interp_core.converters import as_tuple
 
-__all__ = ["Binding", "Expression", "Read", "Scale", "Slice", "Sum", "leaves", "read_value", "write_value"]
+__all__ = [
+    "Binding",
+    "Derived",
+    "Expression",
+    "Permute",
+    "Place",
+    "Read",
+    "Scale",
+    "Slice",
+    "Sum",
+    "derives",
+    "leaves",
+    "read_value",
+    "write_value",
+]
 
 
 @frozen
@@ -30,12 +45,14 @@ class Read:
         side: ``"input"`` or ``"output"``.
         slot: which positional argument, or which element of a tuple of outputs.
         heads_first: the tensor is ``[batch, heads, pos, dim]`` rather than ``[batch, pos, heads, dim]``.
+        streams_first: the tensor is ``[streams, batch, pos, d_model]`` rather than ``[batch, pos, streams, d_model]``.
     """
 
     role: str
     side: str = "output"
     slot: int = 0
     heads_first: bool = False
+    streams_first: bool = False
 
 
 @frozen
@@ -45,6 +62,15 @@ class Slice:
     of: Expression
     shape: tuple[int, ...] = field(converter=as_tuple)
     index: tuple[int | slice, ...] = field(converter=as_tuple)
+
+
+@frozen
+class Permute:
+    """A tensor with its axes in another order: the last axis is unflattened to ``shape``, and permuted by ``order``."""
+
+    of: Expression
+    shape: tuple[int, ...] = field(converter=as_tuple)
+    order: tuple[int, ...] = field(converter=as_tuple)
 
 
 @frozen
@@ -63,7 +89,33 @@ class Sum:
     second: Expression
 
 
-Expression = Read | Slice | Scale | Sum
+@frozen(eq=False)
+class Place:
+    """Where the rows that a :class:`Derived` function is given stand.
+
+    Attributes:
+        layer: the layer, or ``None`` for a trunk point.
+        positions: ``[...]`` absolute position of each row, of the rows' leading shape.
+        module: the module of a role in that layer or in the trunk, for a function that needs its weights.
+    """
+
+    layer: int | None
+    positions: Any
+    module: Callable[[str], Any]
+
+
+@frozen
+class Derived:
+    """A function of a tensor that the model computes and keeps nowhere. It is only read.
+
+    ``function(rows, place)`` gets ``[..., width]`` and gives ``[..., width of the point]``.
+    """
+
+    of: Expression
+    function: Callable[[Any, Place], Any]
+
+
+Expression = Read | Slice | Permute | Scale | Sum | Derived
 
 
 @frozen
@@ -90,15 +142,36 @@ def leaves(expression: Expression) -> Iterator[Read]:
         yield from leaves(expression.of)
 
 
-def read_value(expression: Expression, leaf: Callable[[Read], Any]) -> Any:
-    """The value of an expression, given each site's tensor (``[..., width]``). May be a view."""
+def derives(expression: Expression) -> bool:
+    """Whether a :class:`Derived` is part of an expression, which then needs a :class:`Place` to be read."""
+    if isinstance(expression, Read):
+        return False
+    if isinstance(expression, Sum):
+        return derives(expression.first) or derives(expression.second)
+    return isinstance(expression, Derived) or derives(expression.of)
+
+
+def read_value(expression: Expression, leaf: Callable[[Read], Any], place: Place | None = None) -> Any:
+    """The value of an expression, given each site's tensor (``[..., width]``). May be a view.
+
+    Args:
+        expression: what to read.
+        leaf: the tensor of a site.
+        place: where the rows stand; needed where the expression :func:`derives`.
+    """
     if isinstance(expression, Read):
         return leaf(expression)
     if isinstance(expression, Sum):
-        return read_value(expression.first, leaf) + read_value(expression.second, leaf)
-    inner = read_value(expression.of, leaf)
+        return read_value(expression.first, leaf, place) + read_value(expression.second, leaf, place)
+    inner = read_value(expression.of, leaf, place)
     if isinstance(expression, Scale):
         return inner * expression.factor
+    if isinstance(expression, Permute):
+        return _permuted(inner, expression.shape, expression.order)
+    if isinstance(expression, Derived):
+        if place is None:
+            raise ValueError("a derived value is read where its rows stand, and never written through")
+        return expression.function(inner, place)
     return _flat(_part(inner, expression), inner.dim() - 1)
 
 
@@ -117,11 +190,23 @@ def write_value(expression: Expression, leaf: Callable[[Read], Any], old: Any, n
     if isinstance(expression, Sum):
         second_old = read_value(expression.second, leaf)
         return write_value(expression.second, leaf, second_old, second_old + (new - old))
+    if isinstance(expression, Derived):
+        raise ValueError("a derived value is only read")
     inner_old = read_value(expression.of, leaf)
+    if isinstance(expression, Permute):
+        shape = tuple(expression.shape[axis] for axis in expression.order)
+        back = tuple(expression.order.index(axis) for axis in range(len(shape)))
+        return write_value(expression.of, leaf, inner_old, _permuted(new, shape, back))
     inner_new = inner_old.clone()
     part = _part(inner_new, expression)
     part.copy_(new.reshape(part.shape))
     return write_value(expression.of, leaf, inner_old, inner_new)
+
+
+def _permuted(tensor: Any, shape: tuple[int, ...], order: tuple[int, ...]) -> Any:
+    lead = tensor.dim() - 1
+    whole = tensor.unflatten(-1, shape)
+    return whole.permute(*range(lead), *(lead + axis for axis in order)).flatten(lead)
 
 
 def _part(tensor: Any, piece: Slice) -> Any:

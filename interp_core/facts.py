@@ -32,6 +32,7 @@ class LayerFacts:
         head_dim: width of a query and key head.
         v_head_dim: width of a value head.
         kv_shared_from: the earlier layer whose keys and values this one uses, or ``None``.
+        compress_rate: tokens per compressed entry, where queries see such entries beside the tokens; ``None`` if not.
         mlp: ``dense``, ``sparse`` (mixture of experts) or ``none``.
         d_mlp: neurons of a dense MLP.
         n_experts: routed experts.
@@ -49,6 +50,7 @@ class LayerFacts:
     head_dim: int = 0
     v_head_dim: int = 0
     kv_shared_from: int | None = None
+    compress_rate: int | None = None
     mlp: str = "dense"
     d_mlp: int = 0
     n_experts: int = 0

@@ -16,6 +16,7 @@ from interp_core.results import AttentionRecord, GenStep
 from interp_core.sampling import read_count, read_sampling, read_stop
 from interp_core.scalars import whole_number
 from interp_core.steering import Steering, active_steering, as_steering, writes_for
+from interp_core.streams import read_reduction, reduced
 from interp_core.tokens import TokenBatch, read_layers, read_tokens, select_positions
 
 if TYPE_CHECKING:
@@ -240,12 +241,16 @@ def capture_attention(
     found = {}
     for i in wanted:
         scores, probs, value = (cache[(name, i)][0] for name in names)
-        found[i] = AttentionRecord(scores=scores, probs=probs, value=value.transpose(0, 1))
+        entries = cache.entries.get(Address("attn_scores", i), (0,))[0]
+        found[i] = AttentionRecord(scores=scores, probs=probs, value=value.transpose(0, 1), entries=entries)
     return found
 
 
-def decode_residuals(model: InterpModel, rows: Any) -> Tensor:
+def decode_residuals(model: InterpModel, rows: Any, *, reduction: Any = None) -> Tensor:
     """Raw logits ``[rows, vocab]`` of residual rows: final norm and unembedding, no softcap or multiplier.
+
+    On a trunk of several streams rows are ``[rows, streams, d_model]``, and a ``reduction`` is named (see
+    ``logit_lens``).
 
     ``model.decode_residuals(rows)`` applies those too, and works on every backend.
 
@@ -254,22 +259,33 @@ def decode_residuals(model: InterpModel, rows: Any) -> Tensor:
         RequestError: ``rows`` is not ``[rows, d_model]``.
     """
     model.profile.require("raw_logits")
-    return unembed_rows(model, rows, raw=True)
+    return unembed_rows(model, rows, raw=True, reduction=reduction)
 
 
-def unembed_rows(model: InterpModel, rows: Any, *, raw: bool) -> Tensor:
-    """Logits of residual rows ``[rows, d_model]``, or of one row ``[d_model]``, which gives ``[vocab]``."""
+def unembed_rows(model: InterpModel, rows: Any, *, raw: bool, reduction: Any = None) -> Tensor:
+    """Logits of residual rows ``[rows, *shape]``, or of one row, which gives ``[vocab]``.
+
+    ``shape`` is ``[d_model]``, or with a reduction ``[streams, d_model]``.
+    """
     import torch
 
-    model.profile.require("logit_lens")
+    how = read_reduction(reduction, model.profile)
+    shape = (model.d_model,) if how is None else (model.facts.n_streams, model.d_model)
+    wanted = f"rows are [rows, {', '.join(map(str, shape))}] of real numbers"
     try:
         tensor = torch.as_tensor(rows)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"rows are [rows, {model.d_model}] of real numbers: {error}") from error
-    if tensor.dim() not in (1, 2) or tensor.shape[-1] != model.d_model or not tensor.is_floating_point():
-        raise RequestError(f"rows are [rows, {model.d_model}] of real numbers, not {tensor.dtype} {list(tensor.shape)}")
-    logits = model.session.unembed(tensor.reshape(-1, model.d_model), raw=raw)
-    return logits if tensor.dim() == 2 else logits[0]
+        raise RequestError(f"{wanted}: {error}") from error
+    single = tensor.dim() == len(shape)
+    if (
+        tensor.dim() - (not single) != len(shape)
+        or tensor.shape[-len(shape) :] != shape
+        or not tensor.is_floating_point()
+    ):
+        raise RequestError(f"{wanted}, not {tensor.dtype} {list(tensor.shape)}")
+    tensor = tensor.reshape(-1, *shape)
+    logits = model.session.unembed(tensor if how is None else reduced(tensor, how), raw=raw)
+    return logits[0] if single else logits
 
 
 def _readable(model: InterpModel, points: Any) -> tuple[Address, ...]:

@@ -10,6 +10,7 @@ from interp_core.errors import RequestError
 from interp_core.functions import run_with_cache
 from interp_core.results import LensResult
 from interp_core.sampling import read_count
+from interp_core.streams import read_reduction, reduced
 from interp_core.tokens import read_layers, read_tokens, select_positions
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ def logit_lens(
     *,
     positions: Any = None,
     steering: Any = None,
+    reduction: Any = None,
     progress: bool = False,
 ) -> LensResult:
-    """Decode ``resid_post`` of each layer.
+    """Decode ``resid_post`` of each layer; on a trunk of several streams, a reduction of ``resid_streams``.
 
     Args:
         model: the model.
@@ -40,6 +42,8 @@ def logit_lens(
         top_k: tokens to keep per layer and position.
         positions: absolute positions, a slice, or ``"last"``; ``None`` for all.
         steering: operations for this call.
+        reduction: on a trunk of several residual streams, and only there, how the stack becomes one row: ``"mean"``,
+            ``"sum"``, the number of one stream, or ``"head"`` for the model's own contraction.
         progress: show a bar on standard error.
 
     Returns:
@@ -47,13 +51,13 @@ def logit_lens(
 
     Raises:
         AddressError: a layer does not exist.
-        CapabilityUnsupported: the lens is not valid on this trunk.
+        CapabilityUnsupported: the lens is not valid on this trunk, or needs a reduction and none is named.
         RequestError: the tokens, positions or ``top_k`` are not valid.
     """
     import torch
     from tqdm.auto import tqdm
 
-    model.profile.require("logit_lens")
+    how = read_reduction(reduction, model.profile)
     batch = read_tokens(tokens, model.facts)
     if not batch.single:
         raise RequestError("logit_lens takes one prompt")
@@ -64,8 +68,10 @@ def logit_lens(
     chosen = tuple(range(len(ids))) if chosen is None else chosen
     if not chosen:
         raise RequestError(f"positions={positions!r} select nothing of this prompt of {len(ids)} tokens")
-    cache = run_with_cache(model, list(ids), [("resid_post", i) for i in wanted], positions=chosen, steering=steering)
-    rows = torch.cat([cache[Address("resid_post", i)][0] for i in wanted])
+    name = "resid_post" if how is None else "resid_streams"
+    cache = run_with_cache(model, list(ids), [(name, i) for i in wanted], positions=chosen, steering=steering)
+    rows = torch.cat([cache[Address(name, i)][0] for i in wanted])
+    rows = rows if how is None else reduced(rows, how)
     top_ids, top_probs = [], []
     chunks = rows.split(_CHUNK)
     for chunk in tqdm(chunks, desc="logit lens", disable=not progress, leave=False):

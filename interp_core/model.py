@@ -229,14 +229,17 @@ class InterpModel:
 
     # Work.
 
-    def decode_residuals(self, rows: Any) -> Tensor:
+    def decode_residuals(self, rows: Any, *, reduction: Any = None) -> Tensor:
         """Logits ``[rows, vocab]`` of residual rows ``[rows, d_model]``, with the family's own softcap and multiplier.
+
+        On a trunk of several streams rows are ``[rows, streams, d_model]``, and a ``reduction`` is named (see
+        :meth:`logit_lens`).
 
         Raises:
             CapabilityUnsupported: a residual row of this trunk is not what the unembedding reads.
             RequestError: ``rows`` has another shape.
         """
-        return functions.unembed_rows(self, rows, raw=False)
+        return functions.unembed_rows(self, rows, raw=False, reduction=reduction)
 
     def logit_lens(
         self, tokens: Any, layers: Sequence[int] | None = None, top_k: int = 5, **options: Any

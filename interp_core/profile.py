@@ -127,6 +127,12 @@ class ModelProfile:
         if refused is not None:
             raise refused
 
+    def require_lens(self, *, reduced: bool) -> None:
+        """Raise the refusal of the logit lens, if any. ``reduced``: the caller names a reduction of streams."""
+        streams = reduced and self.facts.n_streams > 1 and self.architecture is not None
+        if not (streams and "logit_lens" in self.spec.capabilities):
+            self.require("logit_lens")
+
     def read_refusal(self, address: Address) -> CapabilityUnsupported | None:
         """The error that reading ``address`` would raise, or ``None``."""
         refused = self._common_refusal("capture", address)

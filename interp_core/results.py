@@ -61,11 +61,13 @@ class AttentionRecord:
         scores: ``[heads, query, key]``, after scaling, softcap and mask; masked entries are ``-inf``.
         probs: ``[heads, query, key]``, their softmax; rows may sum below 1 where there are sinks.
         value: ``[kv_heads, pos, v_head_dim]``.
+        entries: how many of the last key columns are compressed entries rather than tokens; 0 on most trunks.
     """
 
     scores: Tensor
     probs: Tensor
     value: Tensor
+    entries: int = 0
 
 
 @frozen(kw_only=True, eq=False)

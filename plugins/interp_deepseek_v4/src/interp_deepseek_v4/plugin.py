@@ -1,94 +1,101 @@
-"""The entry point: DeepSeek-V4's trunk, described without importing torch.
-
-Four residual streams run through every block. Each sublayer reads a learned weighted sum of them (its
-*collapse*), and its output is written back to all of them while they are remixed. This version answers
-what configuration answers; where the tensors are in each engine comes with a later one.
-"""
+"""The entry point: DeepSeek-V4 and the other trunks of several residual streams, described without importing torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import attrs
+from collections.abc import Sequence
+from typing import Final
 
 from interp_core.architecture import Architecture, Claim
-from interp_core.facts import ModelFacts
 from interp_core.hookspecs import hookimpl
-from interp_core.points import PointSpec, PointSupport, hook, unsupported
-from interp_core.residual import ResidualBasis
+from interp_deepseek_v4 import facts
+from interp_deepseek_v4.points import REFUSED, STREAM_POINTS, eager_support, nowhere
 
 __all__ = ["interp_architectures"]
 
-_COEFFICIENT: Final = "coefficients are computed from the streams for this one use; write resid_streams or a collapse"
-_READ_ONLY = hook(writable=False, why=_COEFFICIENT)
-_WRITABLE = hook()
-_NO_GRAPH_TAP = unsupported("a compiled forward taps whole stacks of streams only")
+_RESIDUALS: Final = frozenset({"resid_pre", "resid_mid", "resid_post"})
+_SUBLAYERS: Final = ("embeddings", "attn_in", "attn_out", "mlp_in", "mlp_out", "final_norm")
 
-
-def _point(name: str, axes: str, definition: str, *, writable: bool = False) -> PointSpec:
-    return PointSpec(name=name, scope="layer", axes=axes.split(), definition=definition, writable=writable)
-
-
-POINTS: Final = (
-    _point("resid_streams", "streams d_model", "The block's whole output stack.", writable=True),
-    *(
-        point
-        for site, what in (("attn", "attention"), ("mlp", "the MLP"))
-        for point in (
-            _point(
-                f"{site}_stream_collapse",
-                "d_model",
-                f"The learned weighted sum over streams that {what} reads, before its norm.",
-                writable=True,
-            ),
-            _point(
-                f"{site}_stream_write", "streams", f"Weights with which the output of {what} is written to each stream."
-            ),
-            _point(f"{site}_stream_mix", "streams streams", f"The matrix that remixes the streams around {what}."),
-        )
-    ),
+_ROUTER: Final = (
+    "the router returns logits, weights and indices together, so changed logits would not change the choice; write "
+    "expert_weights"
 )
-
-HOOKED: Final[Mapping[str, PointSupport]] = {p.name: _WRITABLE if p.writable else _READ_ONLY for p in POINTS}
-STATIC: Final[Mapping[str, PointSupport]] = {
-    p.name: _WRITABLE if p.name == "resid_streams" else _NO_GRAPH_TAP for p in POINTS
-}
+_SHARED: Final = "the key and the value are one tensor here, and a write would change both; write k_norm_out"
+_MATRIX: Final = "the eager backend does not write attention matrices yet"
+_ONE_CONNECTION: Final = (
+    "this trunk updates its streams once per block: mixed before attention (attn_stream_mix), written after the MLP "
+    "(mlp_stream_write)"
+)
+_ELSEWHERE: Final = dict.fromkeys(
+    ("vllm", "vllm-static"), nowhere("this trunk is described for the eager backend only; use backend='eager'")
+)
 
 
 @hookimpl
 def interp_architectures() -> Sequence[Architecture]:
-    """The one trunk of this plugin."""
-    return [
-        Architecture(
-            name="deepseek-v4",
-            summary="DeepSeek-V4: four residual streams, hyper-connections, sparse attention, hash-routed experts.",
-            claim=Claim(model_types={"deepseek_v4"}),
-            facts=complete,
-            points=POINTS,
-            support={"eager": HOOKED, "vllm": HOOKED, "vllm-static": STATIC},
-            stream_points=frozenset({"resid_pre", "resid_mid", "resid_post"}),
-            residual_basis=basis,
-        )
-    ]
+    """The trunks of this plugin."""
+    return [DEEPSEEK_V4, *OTHERS]
 
 
-def complete(config: Any, facts: ModelFacts) -> ModelFacts:
-    """Streams and block structure, which the configuration names in words of its own."""
-    return attrs.evolve(facts, n_streams=int(config.hc_mult), structure_known=True, qk_norm="head", sinks=True)
-
-
-def basis(facts: ModelFacts) -> ResidualBasis:
-    """Several streams that every block mixes: no row of one of them is what the unembedding reads."""
-    return ResidualBasis(
-        n_streams=facts.n_streams,
-        additive=False,
-        sequential=True,
-        lens_valid=False,
-        blockers=(
-            f"the trunk carries {facts.n_streams} residual streams",
-            "every block remixes them, so contributions do not add up",
-            "the unembedding reads a learned contraction of the streams, not any one of them",
+DEEPSEEK_V4: Final = Architecture(
+    name="deepseek-v4",
+    summary="DeepSeek-V4: four residual streams, hyper-connections, sparse attention, hash-routed experts.",
+    claim=Claim(model_types={"deepseek_v4"}),
+    facts=facts.deepseek_v4,
+    points=STREAM_POINTS,
+    support={
+        "eager": eager_support(
+            (*_SUBLAYERS, "q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out", "z", "expert_weights"),
+            read_only={"router_logits": _ROUTER, "expert_indices": "indices are chosen by the router, and only read"},
+            rebuilt={"value": _SHARED, "attn_scores": "the scores are the softmax's input", "attn_probs": _MATRIX},
         ),
-        instead="name a reduction of the streams (mean, sum, one stream, or the model's own contraction head)",
+    },
+    refused=REFUSED,
+    stream_points=_RESIDUALS,
+    residual_basis=facts.basis,
+    bindings={"eager": "interp_deepseek_v4.eager:deepseek_v4"},
+)
+
+
+def _other(name: str, summary: str, model_types: set[str], **changed: object) -> Architecture:
+    """A trunk that is described for transformers' modules."""
+    values: dict[str, object] = {
+        "facts": facts.several_streams,
+        "support": {"eager": eager_support(_SUBLAYERS), **_ELSEWHERE},
+        "bindings": {"eager": f"interp_deepseek_v4.eager:{name.replace('-', '_')}"},
+        **changed,
+    }
+    return Architecture(
+        name=name,
+        summary=summary,
+        claim=Claim(model_types=model_types),
+        points=STREAM_POINTS,
+        refused=REFUSED,
+        stream_points=_RESIDUALS,
+        residual_basis=facts.basis,
+        **values,  # type: ignore[arg-type]
     )
+
+
+OTHERS: Final = (
+    _other("glm5-next", "GLM-5 Next: hyper-connections, contracted by their mean.", {"glm5_next_text"}),
+    _other("hy-v4", "HY-V4: independent hyper-connections, which do not remix the streams.", {"hy_v4"}),
+    _other(
+        "qwen4-exp",
+        "Qwen 4 Exp: gated residuals with a weight per channel, and no norm behind the contraction.",
+        {"qwen4_exp_text"},
+        facts=facts.without_final_norm,
+    ),
+    _other(
+        "gemma3n",
+        "Gemma 3n: alternating updates (AltUp), one per block.",
+        {"gemma3n_text"},
+        support={
+            "eager": eager_support(
+                _SUBLAYERS,
+                lacking=dict.fromkeys(("attn_stream_write", "mlp_stream_collapse", "mlp_stream_mix"), _ONE_CONNECTION)
+                | {"resid_mid": "inside a block of this trunk there is one stream, the active one"},
+            ),
+            **_ELSEWHERE,
+        },
+    ),
+)

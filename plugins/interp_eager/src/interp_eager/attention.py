@@ -7,69 +7,77 @@ gives its arguments, from which they are rebuilt beside it. The forward itself i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from attrs import frozen
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from interp_core.errors import InterpError
+from interp_core.facts import LayerFacts
 from interp_eager.collect import Chunk, Collector
 from interp_eager.program import ReadJob
 
-__all__ = ["watched"]
+__all__ = ["Watched", "watched"]
 
 _SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax})
 
-Found = Callable[[int, Tensor, Tensor], None]
+Found = Callable[["Watched", Tensor, Tensor], None]
+
+
+@frozen(eq=False)
+class Watched:
+    """One layer whose matrices are wanted: its attention module, its facts, and what to read of it."""
+
+    module: nn.Module
+    facts: LayerFacts
+    jobs: list[ReadJob]
 
 
 @contextmanager
-def watched(
-    modules: dict[int, nn.Module], jobs: dict[int, list[ReadJob]], chunk: Chunk, collector: Collector
-) -> Iterator[None]:
-    """Collect the matrices of the layers in ``jobs`` during a forward inside the block.
+def watched(layers: Sequence[Watched], chunk: Chunk, collector: Collector) -> Iterator[None]:
+    """Collect the matrices of ``layers`` during a forward inside the block.
 
     Args:
-        modules: attention module per wanted layer.
-        jobs: what to read per layer.
+        layers: the layers.
         chunk: positions of this forward.
         collector: where rows go.
 
     Raises:
         InterpError: a layer computed neither a softmax nor a fused attention.
     """
-    if not jobs:
+    if not layers:
         yield
         return
     seen: set[int] = set()
 
-    def found(layer: int, scores: Tensor, probs: Tensor) -> None:
-        seen.add(layer)
+    def found(layer: Watched, scores: Tensor, probs: Tensor) -> None:
+        seen.add(layer.facts.index)
         if scores.dim() == 3:
             # Heads folded into the batch.
             scores, probs = (x.unflatten(0, (len(chunk.starts), -1)) for x in (scores, probs))
-        for job in jobs[layer]:
+        for job in layer.jobs:
             value = scores if job.address.name == "attn_scores" else probs
             head = job.address.coordinate("head")
             value = value if head is None else value[:, head]
-            collector.add_pairs(job.address, value, job.wants, chunk)
+            collector.add_pairs(job.address, value, job.wants, chunk, layer.facts.compress_rate)
 
     mode = _Watch(found)
     handles = []
-    for layer, module in modules.items():
-        handles.append(module.register_forward_pre_hook(lambda m, a, layer=layer: mode.enter(layer)))
-        handles.append(module.register_forward_hook(lambda m, a, o: mode.leave(), always_call=True))
+    for layer in layers:
+        handles.append(layer.module.register_forward_pre_hook(lambda m, a, layer=layer: mode.enter(layer)))
+        handles.append(layer.module.register_forward_hook(lambda m, a, o: mode.leave(), always_call=True))
     try:
         with mode:
             yield
     finally:
         for handle in handles:
             handle.remove()
-    if missed := sorted(set(jobs) - seen):
+    if missed := sorted({layer.facts.index for layer in layers} - seen):
         raise InterpError(f"layers {missed} computed no softmax that could be seen: their attention is another kind")
 
 
@@ -77,10 +85,10 @@ class _Watch(TorchFunctionMode):
     def __init__(self, found: Found) -> None:
         super().__init__()
         self._found = found
-        self._layer: int | None = None
+        self._layer: Watched | None = None
         self._before_sinks: Tensor | None = None
 
-    def enter(self, layer: int) -> None:
+    def enter(self, layer: Watched) -> None:
         self._layer = layer
         self._before_sinks = None
 
@@ -103,7 +111,7 @@ class _Watch(TorchFunctionMode):
         if func is torch.cat and out.dim() == 4 and args[0][0].shape[-1] == out.shape[-1] - 1:
             # A column of sink logits beside the scores; what follows may shift them all before the softmax.
             self._before_sinks = args[0][0]
-        if func in _SOFTMAX and args[0].dim() in (3, 4):
+        if func in _SOFTMAX and args[0].dim() in (3, 4) and _over_keys(args, kwargs):
             scores, before = args[0], self._before_sinks
             if before is not None and before.shape[:-1] == out.shape[:-1] and before.shape[-1] == out.shape[-1] - 1:
                 scores, out_of_keys = before, out[..., :-1]
@@ -138,6 +146,12 @@ def _rebuilt(
     probs = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     # A row that sees no key at all (padding) is NaN after a softmax; it has no probabilities.
     return scores, probs.nan_to_num(nan=0.0)
+
+
+def _over_keys(args: Any, kwargs: Any) -> bool:
+    """Whether a softmax runs over the last axis; compressors of keys have softmaxes over others."""
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    return axis in (-1, args[0].dim() - 1)
 
 
 def _masked(scores: Tensor) -> Tensor:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from interp_core.address import Address
-from interp_core.bindings import bind
 from interp_core.checkpoint import end_tokens
 from interp_core.errors import AddressError, BackendUnavailable, unknown_name
 from interp_core.expressions import Binding
-from interp_core.layout import Layout, find_layout
+from interp_core.layout import Layout
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult
-from interp_eager.attention import watched
+from interp_core.trunk import trunk_of
+from interp_eager.attention import Watched, watched
 from interp_eager.collect import Chunk, Collector
 from interp_eager.generation import EagerRun
 from interp_eager.program import Program, compile_program
@@ -35,13 +35,7 @@ class EagerBackend:
     """Executes validated requests on a transformers model. See :class:`interp_core.backend.Backend`."""
 
     def __init__(self, profile: ModelProfile, options: Mapping[str, Any]) -> None:
-        architecture = profile.architecture
-        if architecture is not None and profile.backend not in architecture.bindings:
-            raise BackendUnavailable(
-                f"the architecture {architecture.name!r} (of {architecture.owner}) does not say yet where its tensors "
-                f"are on backend {profile.backend!r}, so it can be inspected and not run; it binds: "
-                f"{', '.join(sorted(architecture.bindings)) or 'no backend'}"
-            )
+        self.trunk = trunk_of(profile.architecture, profile.backend)
         self.profile = profile
         self.options = options
         self.model: Any = None
@@ -60,7 +54,7 @@ class EagerBackend:
         with _ordinary(grad=True):
             model = load_weights(self.profile.model_id, self.profile.facts, self.options)
         if self.profile.facts.structure_known:
-            self.layout = find_layout(model, self.profile.facts)
+            self.layout = self.trunk.layout(model, self.profile.facts)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         self.end_tokens = end_tokens(self.profile.model_id, stated, self.profile.facts.eos_token_ids)
@@ -89,6 +83,8 @@ class EagerBackend:
         weight = next(head.parameters())
         with torch.set_grad_enabled(torch.is_tensor(rows) and rows.requires_grad):
             hidden = rows.to(device=weight.device, dtype=weight.dtype)
+            if hidden.dim() == 3:
+                hidden = self.trunk.contract(hidden, self.layout)
             if self.profile.facts.final_norm:
                 hidden = self.layout.module("final_norm", None)(hidden)
             logits: Tensor = head(hidden)
@@ -134,10 +130,13 @@ class EagerBackend:
 
     @contextmanager
     def _tapped(self, program: Program, chunk: Chunk, collector: Collector, *, stop: bool) -> Iterator[None]:
-        modules = {layer: self.layout.module("attn", layer) for layer in program.attention}
+        watched_layers = [
+            Watched(self.layout.module("attn", layer), self.profile.facts.layers[layer], jobs)
+            for layer, jobs in program.attention.items()
+        ]
         taps = Taps(program, chunk, collector)
         # The inner of the two is the one that ends a stopped forward.
-        with watched(modules, program.attention, chunk, collector), installed(taps, stop=stop):
+        with watched(watched_layers, chunk, collector), installed(taps, stop=stop):
             yield
 
     def _program(self, requests: Sequence[ForwardRequest]) -> Program:
@@ -157,7 +156,7 @@ class EagerBackend:
         self.layout.trunk[address.name] = known[path]
 
     def _bind(self, address: Address) -> Binding:
-        return bind(address, self.profile.facts, self.layout)
+        return self.trunk.bind(address, self.profile.facts, self.layout)
 
     def _padded(self, requests: Sequence[ForwardRequest]) -> dict[str, Any]:
         rows = [r.token_ids for r in requests]

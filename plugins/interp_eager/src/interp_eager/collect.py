@@ -43,12 +43,27 @@ class Want:
     keep_on_device: bool = False
 
 
+@frozen(eq=False)
+class Block:
+    """Rows of an attention matrix from one forward.
+
+    Attributes:
+        first_key: absolute position of the first token column.
+        tokens: ``[*heads, query, key]``, one column per token.
+        entries: ``[*heads, query, entry]``, one column per compressed entry, from the first one on.
+    """
+
+    first_key: int
+    tokens: Tensor
+    entries: Tensor
+
+
 @define(eq=False)
 class Collector:
     """Gathers rows over one or several forwards."""
 
     _rows: dict[tuple[int, Address], list[Tensor]] = field(factory=dict)
-    _blocks: dict[tuple[int, Address], list[tuple[int, Tensor]]] = field(factory=dict)
+    _blocks: dict[tuple[int, Address], list[Block]] = field(factory=dict)
 
     def add(self, address: Address, value: Tensor, wants: Sequence[Want], chunk: Chunk) -> None:
         """Keep rows of ``value`` (``[batch, columns, *axes]``)."""
@@ -57,27 +72,34 @@ class Collector:
             row = whole[want.row] if whole is not None else self._some(value, want, chunk)
             self._rows.setdefault((want.row, address), []).append(row)
 
-    def add_pairs(self, address: Address, value: Tensor, wants: Sequence[Want], chunk: Chunk) -> None:
-        """Keep rows of an attention matrix ``value`` (``[batch, *heads, query, key]``)."""
+    def add_pairs(
+        self, address: Address, value: Tensor, wants: Sequence[Want], chunk: Chunk, compress_rate: int | None = None
+    ) -> None:
+        """Keep rows of an attention matrix ``value`` (``[batch, *heads, query, key]``).
+
+        With ``compress_rate``, columns of compressed entries stand behind those of tokens, one per so many tokens.
+        """
         for want in wants:
             start, length = chunk.starts[want.row], chunk.lengths[want.row]
-            keys = value.shape[-1]
+            queries, columns = value.shape[-2:]
+            made = 0 if compress_rate is None else (start + queries) // compress_rate
+            own = 0 if compress_rate is None else (start + length) // compress_rate
+            keys = columns - made
             # A sliding cache holds only the last keys; they end where this chunk ends.
-            first_key = max(0, start + value.shape[-2] - keys)
-            block = value[want.row, ..., :length, : min(keys, start + length - first_key)]
+            first_key = max(0, start + queries - keys)
+            rows = value[want.row, ..., :length, :]
             if want.positions is not None:
-                block = block[..., list(want.positions), :]
-            self._blocks.setdefault((want.row, address), []).append((first_key, _kept(block, want)))
+                rows = rows[..., list(want.positions), :]
+            tokens = rows[..., : min(keys, start + length - first_key)]
+            block = Block(first_key, _kept(tokens, want), _kept(rows[..., keys : keys + own], want))
+            self._blocks.setdefault((want.row, address), []).append(block)
 
     def rows(self, row: int, address: Address, masked: float | None = None) -> Tensor:
         """All rows of a request in token order; for attention matrices ``masked`` fills what was never computed."""
         if (row, address) in self._rows:
             parts = self._rows[row, address]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-        blocks = self._blocks[row, address]
-        if len(blocks) == 1:
-            return blocks[0][1]
-        return _joined(blocks, 0.0 if masked is None else masked)
+        return _joined(self._blocks[row, address], 0.0 if masked is None else masked)
 
     def has(self, row: int, address: Address) -> bool:
         """Whether anything was read for a request and address."""
@@ -110,13 +132,20 @@ def _kept(value: Tensor, want: Want, *, fresh: bool = False) -> Tensor:
     return value if fresh else value.clone(memory_format=torch.contiguous_format)
 
 
-def _joined(blocks: list[tuple[int, Tensor]], masked: float) -> Tensor:
-    total_queries = sum(block.shape[-2] for _, block in blocks)
-    total_keys = max(first + block.shape[-1] for first, block in blocks)
-    head = blocks[0][1]
-    out = head.new_full((*head.shape[:-2], total_queries, total_keys), masked)
+def _joined(blocks: list[Block], masked: float) -> Tensor:
+    """``[*heads, query, key]``: a column per token, then one per compressed entry."""
+    head = blocks[0]
+    if len(blocks) == 1:
+        return torch.cat([head.tokens, head.entries], dim=-1) if head.entries.shape[-1] else head.tokens
+    total_queries = sum(block.tokens.shape[-2] for block in blocks)
+    total_keys = max(block.first_key + block.tokens.shape[-1] for block in blocks)
+    total_entries = max(block.entries.shape[-1] for block in blocks)
+    shape = (*head.tokens.shape[:-2], total_queries, total_keys + total_entries)
+    out = head.tokens.new_full(shape, masked)
     at = 0
-    for first, block in blocks:
-        out[..., at : at + block.shape[-2], first : first + block.shape[-1]] = block
-        at += block.shape[-2]
+    for block in blocks:
+        queries, keys = block.tokens.shape[-2:]
+        out[..., at : at + queries, block.first_key : block.first_key + keys] = block.tokens
+        out[..., at : at + queries, total_keys : total_keys + block.entries.shape[-1]] = block.entries
+        at += queries
     return out

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from interp_core.arithmetic import apply_operation
 from interp_core.errors import InterpError, RequestError
-from interp_core.expressions import Read, read_value, write_value
+from interp_core.expressions import Place, Read, derives, read_value, write_value
 from interp_core.operations import Apply
 from interp_core.selection import select
 from interp_eager.collect import Chunk, Collector
@@ -55,10 +55,18 @@ class Taps:
         return value
 
     def _read(self, site: Site, job: ReadJob, tensor: Tensor) -> None:
-        value = read_value(job.expression, self._leaf(site, job.address.layer, tensor))
+        layer = job.address.layer
+        place = self._place(layer, tensor) if derives(job.expression) else None
+        value = read_value(job.expression, self._leaf(site, layer, tensor), place)
         if job.axes:
             value = select(value, job.axes, job.coordinates)
         self.collector.add(job.address, value, job.wants, self.chunk)
+
+    def _place(self, layer: int | None, tensor: Tensor) -> Place:
+        starts = torch.tensor(self.chunk.starts, device=tensor.device)
+        positions = starts[:, None] + torch.arange(tensor.shape[1], device=tensor.device)
+        layout = self.program.layout
+        return Place(layer, positions, lambda role: layout.module(role, None if role in layout.trunk else layer))
 
     def _write(self, site: Site, job: WriteJob, tensor: Tensor) -> Tensor:
         leaf = self._leaf(site, job.items[0][1].address.layer, tensor)
@@ -99,6 +107,8 @@ def _as_rows(raw: Tensor, leaf: Read, batch: int) -> Tensor:
     """Any of the shapes that modules use as ``[batch, columns, width]``."""
     if leaf.heads_first:
         raw = raw.transpose(1, 2)
+    if leaf.streams_first:
+        raw = raw.movedim(0, 2)
     if raw.dim() == 4:
         return raw.flatten(2)
     if raw.dim() == 2:
@@ -109,6 +119,8 @@ def _as_rows(raw: Tensor, leaf: Read, batch: int) -> Tensor:
 def _as_raw(rows: Tensor, raw: Tensor, leaf: Read) -> Tensor:
     if leaf.heads_first:
         return rows.reshape(raw.transpose(1, 2).shape).transpose(1, 2)
+    if leaf.streams_first:
+        return rows.reshape(raw.movedim(0, 2).shape).movedim(2, 0)
     return rows.reshape(raw.shape)
 
 

@@ -1,0 +1,68 @@
+"""What the configurations of these trunks say in words of their own, as facts."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import attrs
+
+from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.residual import ResidualBasis
+
+__all__ = ["basis", "deepseek_v4", "several_streams", "without_final_norm"]
+
+_COMPRESSED: Final = ("compressed_sparse_attention", "heavily_compressed_attention")
+
+
+def deepseek_v4(config: Any, facts: ModelFacts) -> ModelFacts:
+    """DeepSeek-V4: every layer slides, and some see compressed entries beside; the first layers are hash-routed."""
+    rates = getattr(config, "compress_rates", None) or {}
+    kinds = list(getattr(config, "mlp_layer_types", None) or ())
+    layers = [_layer(layer, config.sliding_window, rates) for layer in facts.layers]
+    return attrs.evolve(
+        several_streams(config, facts),
+        layers=layers,
+        qk_norm="head",
+        sinks=True,
+        extra={
+            **facts.extra,
+            "hash_routed_layers": [i for i, kind in enumerate(kinds) if kind == "hash_moe"],
+            "shared_key_value": "one head, whose rotated key is the value too",
+            "left_padding": "changes results, so batches are padded on the right",
+        },
+    )
+
+
+def _layer(layer: LayerFacts, window: int | None, rates: dict[str, int]) -> LayerFacts:
+    rate = int(rates[layer.mixer]) if layer.mixer in _COMPRESSED else None
+    return attrs.evolve(layer, window=window, compress_rate=rate)
+
+
+def several_streams(config: Any, facts: ModelFacts) -> ModelFacts:
+    """A trunk whose blocks this package knows."""
+    del config  # The core has read the number of streams already.
+    return attrs.evolve(facts, structure_known=True)
+
+
+def without_final_norm(config: Any, facts: ModelFacts) -> ModelFacts:
+    """A trunk whose contraction holds the last norm: nothing stands between it and the unembedding."""
+    return attrs.evolve(several_streams(config, facts), final_norm=False)
+
+
+def basis(facts: ModelFacts) -> ResidualBasis:
+    """Several streams that every block mixes: no row of one of them is what the unembedding reads."""
+    return ResidualBasis(
+        n_streams=facts.n_streams,
+        additive=False,
+        sequential=True,
+        lens_valid=False,
+        blockers=(
+            f"the trunk carries {facts.n_streams} residual streams",
+            "every block writes to all of them with weights of its own, so contributions do not add up",
+            "the unembedding reads a learned contraction of the streams, not any one of them",
+        ),
+        instead=(
+            "name a reduction of the streams: logit_lens(..., reduction='head') for the model's own contraction, or "
+            "'mean', 'sum', or the number of one stream"
+        ),
+    )
