@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from interp_core.architecture import Claim as Claim
     from interp_core.backend import Availability as Availability
     from interp_core.backend import BackendSpec as BackendSpec
-    from interp_core.backend import OptionSpec as OptionSpec
     from interp_core.cache import Cache as Cache
     from interp_core.capabilities import Capability as Capability
     from interp_core.errors import AddressError as AddressError
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from interp_core.hookspecs import hookimpl as hookimpl
     from interp_core.host import PluginHost as PluginHost
     from interp_core.host import default_host as default_host
+    from interp_core.keywords import OptionSpec as OptionSpec
     from interp_core.lens import logit_lens as logit_lens
     from interp_core.loading import inspect_model as inspect_model
     from interp_core.loading import load_model as load_model

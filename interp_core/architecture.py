@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 
 from interp_core.converters import as_frozenset, as_tuple
 from interp_core.facts import ModelFacts
+from interp_core.keywords import OptionSpec
 from interp_core.points import PointSpec, PointSupport
 from interp_core.residual import ResidualBasis
 
@@ -74,6 +75,7 @@ class Architecture:
         stream_points: general points that need a ``stream`` coordinate on this trunk.
         residual_basis: the basis, from the facts; ``None`` for the conventional one.
         bindings: per backend name, ``"package.module:name"`` of an object in that backend's words.
+        options: per backend name, keywords of ``load_model`` that only this trunk takes there.
         owner: the distribution; filled in by the host.
     """
 
@@ -87,6 +89,7 @@ class Architecture:
     stream_points: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
     residual_basis: Callable[[ModelFacts], ResidualBasis] | None = None
     bindings: Mapping[str, str] = field(factory=dict, eq=False)
+    options: Mapping[str, tuple[OptionSpec, ...]] = field(factory=dict, eq=False)
     owner: str = ""
 
     def owned_by(self, distribution: str) -> Architecture:

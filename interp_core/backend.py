@@ -14,6 +14,7 @@ from attrs import evolve, field, frozen
 from interp_core.converters import as_frozenset, as_tuple
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
+from interp_core.keywords import OptionSpec
 from interp_core.points import PointSupport
 
 if TYPE_CHECKING:
@@ -29,25 +30,6 @@ class Availability:
 
     ok: bool
     reason: str = ""
-
-
-@frozen(kw_only=True)
-class OptionSpec:
-    """One keyword of ``load_model`` that a backend understands beyond ``dtype`` and ``device``.
-
-    Attributes:
-        name: the keyword.
-        help: what it does, in one sentence.
-        types: accepted Python types; ``None`` is accepted where it is the default.
-        default: the value if it is not given.
-        choices: the valid values, where they are few.
-    """
-
-    name: str
-    help: str
-    types: tuple[type, ...] = field(default=(object,), converter=as_tuple)
-    default: Any = None
-    choices: tuple[Any, ...] = field(default=(), converter=as_tuple)
 
 
 @frozen(kw_only=True)

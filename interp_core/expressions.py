@@ -106,13 +106,14 @@ class Place:
 
 @frozen
 class Derived:
-    """A function of a tensor that the model computes and keeps nowhere. It is only read.
+    """A function of tensors, for one that the model computes and keeps nowhere. It is only read.
 
-    ``function(rows, place)`` gets ``[..., width]`` and gives ``[..., width of the point]``.
+    ``function(*rows, place)`` gets ``[..., width]`` of each input and gives ``[..., width of the point]``. It is
+    complete at the site of the last input.
     """
 
-    of: Expression
-    function: Callable[[Any, Place], Any]
+    inputs: tuple[Expression, ...] = field(converter=as_tuple)
+    function: Callable[..., Any]
 
 
 Expression = Read | Slice | Permute | Scale | Sum | Derived
@@ -138,6 +139,9 @@ def leaves(expression: Expression) -> Iterator[Read]:
     elif isinstance(expression, Sum):
         yield from leaves(expression.first)
         yield from leaves(expression.second)
+    elif isinstance(expression, Derived):
+        for part in expression.inputs:
+            yield from leaves(part)
     else:
         yield from leaves(expression.of)
 
@@ -148,7 +152,7 @@ def derives(expression: Expression) -> bool:
         return False
     if isinstance(expression, Sum):
         return derives(expression.first) or derives(expression.second)
-    return isinstance(expression, Derived) or derives(expression.of)
+    return True if isinstance(expression, Derived) else derives(expression.of)
 
 
 def read_value(expression: Expression, leaf: Callable[[Read], Any], place: Place | None = None) -> Any:
@@ -163,15 +167,15 @@ def read_value(expression: Expression, leaf: Callable[[Read], Any], place: Place
         return leaf(expression)
     if isinstance(expression, Sum):
         return read_value(expression.first, leaf, place) + read_value(expression.second, leaf, place)
+    if isinstance(expression, Derived):
+        if place is None:
+            raise ValueError("a derived value is read where its rows stand, and never written through")
+        return expression.function(*(read_value(part, leaf, place) for part in expression.inputs), place)
     inner = read_value(expression.of, leaf, place)
     if isinstance(expression, Scale):
         return inner * expression.factor
     if isinstance(expression, Permute):
         return _permuted(inner, expression.shape, expression.order)
-    if isinstance(expression, Derived):
-        if place is None:
-            raise ValueError("a derived value is read where its rows stand, and never written through")
-        return expression.function(inner, place)
     return _flat(_part(inner, expression), inner.dim() - 1)
 
 

@@ -12,7 +12,7 @@ from interp_core.contained import call_plugin
 from interp_core.errors import BackendUnavailable, PluginUnavailable, RequestError
 from interp_core.facts import ModelFacts
 from interp_core.host import PluginHost, default_host
-from interp_core.options import check_options
+from interp_core.options import check_options, trusts
 from interp_core.registry import build_profile, choose_architecture, complete_facts
 
 if TYPE_CHECKING:
@@ -147,10 +147,11 @@ def _profile(
     host = host or default_host()
     host.load()
     spec, passed = choose_backend(backend, host, runnable=runnable)
-    checked = check_options(spec, options)
-    config = read_configuration(fspath(model), trust_remote_code=checked["trust_remote_code"])
+    config = read_configuration(fspath(model), trust_remote_code=trusts(options))
     facts = ModelFacts.from_config(config)
     architecture = choose_architecture(facts, _config_keys(config), host.architectures.values())
+    own = () if architecture is None else tuple(architecture.options.get(spec.name, ()))
+    checked = check_options(spec, options, own)
     return build_profile(
         model_id=fspath(model),
         facts=complete_facts(config, facts, architecture),

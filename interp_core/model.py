@@ -212,9 +212,21 @@ class InterpModel:
             raise RequestError("to_str_tokens takes one text or one row of ids")
         return token_strings(self.tokenizer, rows[0])
 
-    def chat_tokens(self, messages: Sequence[Any], *, add_generation_prompt: bool = True) -> Tensor:
-        """Ids ``[1, seq]`` of a conversation, through the checkpoint's own chat template."""
-        return chat_ids(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
+    def chat_tokens(self, messages: Sequence[Any], *, add_generation_prompt: bool = True, **options: Any) -> Tensor:
+        """Ids ``[1, seq]`` of a conversation, through the checkpoint's own chat template.
+
+        A format that is Python code rather than a template is used only with ``trust_remote_code=True``. ``options``
+        go to the template, or to that code, such as ``enable_thinking=False`` or ``thinking_mode="thinking"``.
+        """
+        trusted = bool(self.profile.options.get("trust_remote_code", False))
+        return chat_ids(
+            self.tokenizer,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            model_id=self.model_id,
+            trust=trusted,
+            **options,
+        )
 
     def text_stream(self, prompt: Sequence[int], stop: tuple[str, ...] = ()) -> TextStream | None:
         """A decoder of new tokens after ``prompt``; ``None`` where the checkpoint has no tokenizer.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from interp_core.backend import BackendSpec, OptionSpec
+from interp_core.backend import BackendSpec
 from interp_core.errors import RequestError, unknown_name
+from interp_core.keywords import OptionSpec
 
-__all__ = ["DTYPES", "check_options"]
+__all__ = ["DTYPES", "check_options", "trusts"]
 
 DTYPES: Final = ("auto", "float32", "float16", "bfloat16", "float64")
 """Names that ``dtype`` takes; a ``torch.dtype`` of the same name is taken too."""
@@ -22,13 +23,13 @@ _COMMON: Final = (
 )
 
 
-def check_options(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of ``spec`` with defaults filled in.
+def check_options(spec: BackendSpec, given: Mapping[str, Any], extra: Sequence[OptionSpec] = ()) -> dict[str, Any]:
+    """All options of ``spec``, and ``extra`` ones of a trunk on it, with defaults filled in.
 
     Raises:
         RequestError: a keyword is unknown, or its value is of the wrong type or not a valid choice.
     """
-    known = {option.name: option for option in (*_COMMON, *spec.options)}
+    known = {option.name: option for option in (*_COMMON, *spec.options, *extra)}
     for name in given:
         if name not in known:
             raise RequestError(f"backend {spec.name!r}: " + unknown_name("option", name, known))
@@ -36,6 +37,18 @@ def check_options(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]
     values["dtype"] = _dtype(values["dtype"])
     values["device"] = None if values["device"] is None else str(values["device"])
     return values
+
+
+def trusts(given: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint's own code may run, which is asked before the other options can be checked.
+
+    Raises:
+        RequestError: it is neither true nor false.
+    """
+    value = given.get("trust_remote_code", False)
+    if not isinstance(value, bool):
+        raise RequestError(f"option 'trust_remote_code' is bool, not {value!r}")
+    return value
 
 
 def _value(spec: BackendSpec, option: OptionSpec, given: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from interp_core.chat_code import chat_code, encoded_chat
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
 
 if TYPE_CHECKING:
@@ -57,27 +58,47 @@ def text_ids(tokenizer: Any, text: str | Sequence[str], *, add_special_tokens: b
     return torch.tensor(rows, dtype=torch.long)
 
 
-def chat_ids(tokenizer: Any, messages: Sequence[Any], *, add_generation_prompt: bool) -> Tensor:
-    """Ids ``[1, seq]`` of a conversation, through the checkpoint's own chat template.
+def chat_ids(
+    tokenizer: Any, messages: Sequence[Any], *, add_generation_prompt: bool, model_id: str, trust: bool, **options: Any
+) -> Tensor:
+    """Ids ``[1, seq]`` of a conversation, through the checkpoint's chat template or, where trusted, its own code.
 
-    The template writes every special token that there is, so none is added a second time.
+    The format writes every special token that there is, so none is added a second time.
 
     Raises:
-        RequestError: the checkpoint has no chat template, or the messages do not fit it.
+        RequestError: the checkpoint has no chat format, or one that is code and not trusted, or the messages do not
+            fit it.
+        ModelUnavailable: its code cannot be used.
     """
     import torch
 
-    if not getattr(tokenizer, "chat_template", None):
+    if getattr(tokenizer, "chat_template", None):
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **options
+            )
+        except Exception as error:
+            raise RequestError(f"the messages do not fit this checkpoint's chat template: {error}") from error
+    else:
+        text = _by_code(model_id, messages, add_generation_prompt, trust, options)
+    return torch.tensor([tokenizer.encode(text, add_special_tokens=False)], dtype=torch.long)
+
+
+def _by_code(
+    model_id: str, messages: Sequence[Any], add_generation_prompt: bool, trust: bool, options: dict[str, Any]
+) -> str:
+    file = chat_code(model_id)
+    if file is None:
         raise RequestError(
             "this checkpoint has no chat template: write the conversation as text and use to_tokens(text)"
         )
-    try:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+    if not trust:
+        raise RequestError(
+    """Ids ``[1, seq]`` of a conversation, by the checkpoint's chat template or, where trusted, by its own code.
+            "is run only with load_model(..., trust_remote_code=True); read it first, or write the conversation as "
+            "text and use to_tokens(text)"
         )
-    except Exception as error:
-        raise RequestError(f"the messages do not fit this checkpoint's chat template: {error}") from error
-    return torch.tensor([tokenizer.encode(text, add_special_tokens=False)], dtype=torch.long)
+    return encoded_chat(file, messages, add_generation_prompt=add_generation_prompt, options=options)
 
 
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:

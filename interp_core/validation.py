@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from interp_core.address import parse_address
 from interp_core.architecture import Architecture, Claim
-from interp_core.backend import OptionSpec
 from interp_core.errors import AddressError
+from interp_core.keywords import OptionSpec
 from interp_core.points import PointSpec, PointSupport
 
 __all__ = ["check_architecture", "check_backend", "check_capability", "check_point_meanings", "meaning"]

@@ -58,7 +58,7 @@ deepseek_v4: Final = DeepseekV4Trunk(
         "q_norm_out": Read("attn.q_norm", heads_first=True),
         "k_norm_in": Read("attn.k_norm", "input"),
         "k_norm_out": Read("attn.k_norm"),
-        "value": Derived(Read("attn.k_norm"), rotated_key),
+        "value": Derived((Read("attn.k_norm"),), rotated_key),
         "z": Read("attn.z_proj", "input"),
         "router_logits": Read("mlp.router", slot=0),
         "expert_weights": Read("mlp.router", slot=1),

@@ -106,7 +106,7 @@ def _part(role: str, part: str, connection: Connection, streams: int) -> Express
     if part == "write":
         return Read(role, slot=connection.write)
     if connection.mix is None:
-        return Derived(Read(role, slot=connection.write), identity_mix)
+        return Derived((Read(role, slot=connection.write),), identity_mix)
     # Modelling code sums over the matrix's first axis; a point's new = mix @ streams sums over its last.
     return Permute(Read(role, slot=connection.mix), (streams, streams), (1, 0))
 

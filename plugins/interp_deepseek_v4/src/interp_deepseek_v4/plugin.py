@@ -7,8 +7,9 @@ from typing import Final
 
 from interp_core.architecture import Architecture, Claim
 from interp_core.hookspecs import hookimpl
+from interp_core.keywords import OptionSpec
 from interp_deepseek_v4 import facts
-from interp_deepseek_v4.points import REFUSED, STREAM_POINTS, eager_support, nowhere
+from interp_deepseek_v4.points import REFUSED, STREAM_POINTS, eager_support, nowhere, vllm_support
 
 __all__ = ["interp_architectures"]
 
@@ -24,6 +25,17 @@ _MATRIX: Final = "the eager backend does not write attention matrices yet"
 _ONE_CONNECTION: Final = (
     "this trunk updates its streams once per block: mixed before attention (attn_stream_mix), written after the MLP "
     "(mlp_stream_write)"
+)
+_BY_TOKEN: Final = "hash-routed layers choose experts by token, so changed logits would not change the choice there"
+_SPARSE: Final = (
+    "vLLM's sparse attention kernel reads keys from an 8-bit cache, the chosen compressed entries among them, and "
+    "keeps neither scores nor keys per query; use backend='eager'"
+)
+_KERNELS: Final = OptionSpec(
+    name="reference_kernels",
+    help="Run vLLM's own model through plain-torch kernels where this build lacks the compiled ones: exact, and slow.",
+    types=(bool,),
+    default=False,
 )
 _ELSEWHERE: Final = dict.fromkeys(
     ("vllm", "vllm-static"), nowhere("this trunk is described for the eager backend only; use backend='eager'")
@@ -48,11 +60,31 @@ DEEPSEEK_V4: Final = Architecture(
             read_only={"router_logits": _ROUTER, "expert_indices": "indices are chosen by the router, and only read"},
             rebuilt={"value": _SHARED, "attn_scores": "the scores are the softmax's input", "attn_probs": _MATRIX},
         ),
+        "vllm": vllm_support(
+            (*_SUBLAYERS, "q_norm_in", "k_norm_in", "k_norm_out"),
+            read_only={"router_logits": _BY_TOKEN},
+            rebuilt={
+                "value": _SHARED,
+                "z": "vLLM undoes the rotation of heads inside the projection, so z is rebuilt; write attn_out",
+                "q_norm_out": "vLLM norms and rotates queries in one kernel, so they are rebuilt; write q_norm_in",
+                "expert_weights": "vLLM routes inside a fused kernel, so the weights are rebuilt and cannot be written",
+                "expert_indices": "indices are rebuilt from the router's logits, or the table of token ids",
+            },
+            lacking=dict.fromkeys(("attn_scores", "attn_probs"), _SPARSE),
+        ),
+        "vllm-static": nowhere(
+            "a compiled forward of this trunk is not described: its tensors are inside fused and opaque kernels; use "
+            "backend='vllm'"
+        ),
     },
+    options=dict.fromkeys(("vllm", "vllm-generate"), (_KERNELS,)),
     refused=REFUSED,
     stream_points=_RESIDUALS,
     residual_basis=facts.basis,
-    bindings={"eager": "interp_deepseek_v4.eager:deepseek_v4"},
+    bindings={
+        "eager": "interp_deepseek_v4.eager:deepseek_v4",
+        **dict.fromkeys(("vllm", "vllm-generate"), "interp_deepseek_v4.vllm_trunk:deepseek_v4"),
+    },
 )
 
 

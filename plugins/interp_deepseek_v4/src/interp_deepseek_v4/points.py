@@ -11,7 +11,7 @@ from typing import Final
 
 from interp_core.points import GENERAL_POINTS, PointSpec, PointSupport, hook, recompute, unsupported
 
-__all__ = ["COEFFICIENTS", "REFUSED", "STREAM_POINTS", "eager_support", "nowhere"]
+__all__ = ["COEFFICIENTS", "REFUSED", "STREAM_POINTS", "eager_support", "nowhere", "vllm_support"]
 
 COEFFICIENTS: Final = "coefficients are computed from the streams for this one use; write resid_streams or a collapse"
 _MIDDLE: Final = (
@@ -81,6 +81,17 @@ def eager_support(
     found |= {"resid_pre": hook(), "resid_post": hook(), "resid_mid": hook(writable=False, why=_MIDDLE)}
     found["lm_head"] = hook(writable=False, why="nothing of the model reads the logits")
     return {**found, **_OWN, **{name: unsupported(reason) for name, reason in (lacking or {}).items()}}
+
+
+def vllm_support(
+    hooked: Collection[str], *, read_only: Mapping[str, str], rebuilt: Mapping[str, str], lacking: Mapping[str, str]
+) -> dict[str, PointSupport]:
+    """Support of every point on vLLM with Python forwards; the arguments are those of :func:`eager_support`."""
+    return {
+        **eager_support(hooked, read_only=read_only, rebuilt=rebuilt),
+        "lm_head": recompute(why="vLLM computes logits of sampled rows only; others are rebuilt from the final norm"),
+        **{name: unsupported(reason) for name, reason in lacking.items()},
+    }
 
 
 def nowhere(why: str) -> dict[str, PointSupport]:

@@ -10,6 +10,7 @@ from interp_core.errors import BackendUnavailable
 from interp_core.profile import ModelProfile
 from interp_vllm.native import model_impl
 from interp_vllm.static import check_memory, step_tokens
+from interp_vllm.trunk import own_trunk
 from interp_vllm.wire import EXTRA_ARG
 
 __all__ = ["EXTENSION", "engine_arguments"]
@@ -31,9 +32,11 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
     Raises:
         BackendUnavailable: vLLM would run this model wrongly, or another device was asked for than it has.
     """
-    impl = model_impl(profile.facts, options)
+    trunk = own_trunk(profile.architecture, profile.backend)
+    impl = model_impl(profile.facts, options) if trunk is None else "vllm"
     _check(profile, impl)
-    passed = {name: value for name, value in options.items() if name not in _OURS and value is not None}
+    own = _trunk_options(profile)
+    passed = {name: value for name, value in options.items() if name not in {*_OURS, *own} and value is not None}
     if _device(options) == "cpu" and options["kv_cache_memory_bytes"] is None:
         # vLLM's default is a server's: it takes all of the machine, or refuses to start where something else runs.
         passed.setdefault("gpu_memory_utilization", _CPU_MEMORY)
@@ -51,22 +54,33 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
         # A bar for whoever watches, and not a line in somebody's log.
         "use_tqdm_on_load": sys.stderr.isatty(),
         **_ours(profile, options),
+        **({} if trunk is None else trunk.arguments(profile)),
     }
+
+
+def _trunk_options(profile: ModelProfile) -> dict[str, Any]:
+    """Load options that are the architecture's own."""
+    own = () if profile.architecture is None else profile.architecture.options.get(profile.backend, ())
+    return {option.name: profile.options[option.name] for option in own}
 
 
 def _ours(profile: ModelProfile, options: Mapping[str, Any]) -> dict[str, Any]:
     """What makes an engine of each of the three backends."""
+    # Part of what vLLM hashes, so that no graph of another declaration is taken for this one's.
+    declared: dict[str, Any] = {"backend": profile.backend, "trunk": _trunk_options(profile)}
+    ours: dict[str, Any] = {"worker_extension_cls": EXTENSION, "additional_config": {EXTRA_ARG: declared}}
     if not profile.spec.hooks:
-        return {}
+        # Plain vLLM, but for a trunk that has something to do in the worker before the model is built.
+        return ours if declared["trunk"] else {}
     if profile.spec.static is None:
         # Python forwards: hooks need them.
-        return {"worker_extension_cls": EXTENSION, "enforce_eager": True}
-    declared = {"points": [str(a) for a in profile.static_points], "writes": [str(a) for a in profile.static_writes]}
+        return {**ours, "enforce_eager": True}
+    declared["points"] = [str(a) for a in profile.static_points]
+    declared["writes"] = [str(a) for a in profile.static_writes]
     tokens = step_tokens(options)
     check_memory(profile, tokens)
     return {
-        "worker_extension_cls": EXTENSION,
-        "additional_config": {EXTRA_ARG: declared},
+        **ours,
         # Said rather than left to vLLM, because the buffers have a row for each.
         "max_num_batched_tokens": tokens,
     }

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from interp_core import bindings as conventional
 from interp_core.address import Address
 from interp_core.errors import BackendUnavailable
-from interp_core.expressions import Binding, Expression, Read, Scale, Sum
+from interp_core.expressions import Binding, Expression, Place, Read, Scale, Sum
 from interp_core.facts import ModelFacts
 from interp_core.layout import Layout, find_layout
 from interp_vllm.native import FUSED, PLAIN
+from interp_vllm.trunk import VllmTrunk
 
 __all__ = ["Tree"]
 
@@ -26,16 +27,17 @@ class Tree:
     Attributes:
         layout: modules by role; ``attn.kernel`` is vLLM's attention layer, ``mlp.router`` and ``mlp.experts`` the
             parts of a mixture of experts.
-        style: ``fused``, ``plain`` or ``transformers``.
+        style: ``fused``, ``plain`` or ``transformers``; ``own`` where an architecture's own bindings say it all.
+        trunk: those bindings, or ``None``.
         first_stage, last_stage: whether this worker begins the trunk, and whether it ends it.
     """
 
-    def __init__(self, model: nn.Module, facts: ModelFacts, names: Any) -> None:
+    def __init__(self, model: nn.Module, facts: ModelFacts, names: Any, trunk: VllmTrunk | None = None) -> None:
         self.facts = facts
         self.model = model
-        self.style = _style(model)
-        embedding = _embedding(model, names)
-        self.layout: Layout = find_layout(model, facts, embed=embedding, lm_head=getattr(model, "lm_head", None))
+        self.trunk = trunk
+        self.style = _style(model) if trunk is None else "own"
+        self.layout = self._layout(names)
         for roles in (self.layout.trunk, *self.layout.blocks):
             for role in [role for role, module in roles.items() if names.is_missing(module)]:
                 del roles[role]
@@ -47,6 +49,23 @@ class Tree:
                 _add_parts(roles, "mlp.router", _GATES)
                 _add_parts(roles, "mlp.experts", _EXPERTS)
 
+    def _layout(self, names: Any) -> Layout:
+        if self.trunk is not None:
+            return self.trunk.layout(self.model, self.facts)
+        embedding = _embedding(self.model, names)
+        return find_layout(self.model, self.facts, embed=embedding, lm_head=getattr(self.model, "lm_head", None))
+
+    def place(self, layer: int | None, positions: Tensor) -> Place:
+        """Where rows stand, for a binding that computes what it reads."""
+        trunk = self.layout.trunk
+        return Place(layer, positions, lambda role: self.layout.module(role, None if role in trunk else layer))
+
+    def contract(self, stack: Tensor) -> Tensor:
+        """``[rows, streams, d_model]`` as the model itself makes ``[rows, d_model]`` of it."""
+        if self.trunk is None:
+            raise BackendUnavailable("this trunk has one residual stream, so it has no contraction")
+        return self.trunk.contract(stack, self.layout)
+
     def holds(self, address: Address) -> bool:
         """Whether the point's modules are in this worker, or in another pipeline stage."""
         if address.layer is not None:
@@ -56,6 +75,8 @@ class Tree:
     def bind(self, address: Address) -> Binding:
         """Where a point lives, read from a module's boundary. Coordinates are the caller's affair."""
         name, layer = address.name, address.layer
+        if self.trunk is not None:
+            return self.trunk.bind(address, self.facts, self.layout)
         if name == "embeddings":
             return Binding(self._embeddings())
         if name in ("router_logits", "expert_weights", "expert_indices"):

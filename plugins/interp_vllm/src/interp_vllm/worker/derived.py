@@ -34,13 +34,18 @@ class Derived:
 
     def source(self, address: Address) -> Address:
         """The address whose rows are kept for ``address``."""
-        return Address(DERIVED[address.name], address.layer) if address.name in DERIVED else address
+        return Address(DERIVED[address.name], address.layer) if self._computed(address) else address
+
+    def _computed(self, address: Address) -> bool:
+        """Whether a point is computed from another one's rows, unless the trunk's own bindings say where it is."""
+        own = self.tree.trunk is not None and address.layer is not None
+        return address.name in DERIVED and not own
 
     def value(self, address: Address, rows: Tensor) -> Tensor:
         """``address`` from the rows of its source."""
         if address.name == "lm_head":
             found = self.names.bare_logits(self.tree.model, rows)
-        elif address.name in DERIVED:
+        elif self._computed(address):
             assert address.layer is not None
             experts = self.tree.layout.module("mlp.experts", address.layer)
             weights, indices = self.names.route(experts, rows)

@@ -14,12 +14,14 @@ from typing import Any
 from interp_core.errors import BackendUnavailable, InterpError
 from interp_vllm.adapters import adapter
 from interp_vllm.payload import read_payload, write_payload
+from interp_vllm.trunk import own_trunk
 from interp_vllm.wire import EXTRA_ARG
 from interp_vllm.worker.tracker import Tracker
 
 __all__ = ["WorkerExtension"]
 
 _TRACKER = "_interp_tracker"
+_STATIC, _PLAIN = "vllm-static", "vllm-generate"
 
 
 class WorkerExtension:
@@ -73,18 +75,36 @@ class WorkerExtension:
 def _attach_when_loaded() -> None:
     """Serve requests from the first one on, also where nobody calls ``interp_attach`` (``vllm serve``)."""
 
+    def prepare(worker: Any) -> None:
+        if _ours(worker):
+            _prepare(worker.vllm_config)
+
     def attach(worker: Any) -> None:
-        if worker.vllm_config.parallel_config.worker_extension_cls.startswith(__name__.partition(".")[0]):
-            if _declared(worker.vllm_config) is not None:
-                # Taps are compiled in, or not at all.
-                _attach(worker)
-                return
-            # A model that cannot be served is told to whoever calls interp_attach; plain requests go on.
-            with contextlib.suppress(Exception):
-                _attach(worker)
+        declared = _declared(worker.vllm_config)
+        if not _ours(worker) or declared["backend"] == _PLAIN:
+            return
+        if declared["backend"] == _STATIC:
+            # Taps are compiled in, or not at all.
+            _attach(worker)
+            return
+        # A model that cannot be served is told to whoever calls interp_attach; plain requests go on.
+        with contextlib.suppress(Exception):
+            _attach(worker)
 
     names: Any = adapter()
-    names.on_load(attach)
+    names.on_load(prepare, attach)
+
+
+def _ours(worker: Any) -> bool:
+    return bool(worker.vllm_config.parallel_config.worker_extension_cls.startswith(__name__.partition(".")[0]))
+
+
+def _prepare(config: Any) -> None:
+    """What the trunk needs in this process before its model is built."""
+    declared = _declared(config)
+    trunk = None if not declared["trunk"] else own_trunk(_profile(config).architecture, declared["backend"])
+    if trunk is not None:
+        trunk.prepare(declared["trunk"])
 
 
 def _attach(worker: Any) -> Tracker:
@@ -105,22 +125,22 @@ def _profile(config: Any) -> Any:
     from interp_core.loading import inspect_model
 
     model = config.model_config
+    declared = _declared(config)
     options: dict[str, Any] = {
         "trust_remote_code": bool(model.trust_remote_code),
         "model_impl": str(getattr(model.model_impl, "value", model.model_impl)),
+        **declared["trunk"],
     }
-    declared = _declared(config)
-    if declared is None:
-        return inspect_model(model.model, "vllm", **options)
-    options["static_points"], options["static_writes"] = list(declared["points"]), list(declared["writes"])
-    options["tensor_parallel_size"] = config.parallel_config.tensor_parallel_size
-    return inspect_model(model.model, "vllm-static", **options)
+    if declared["backend"] == _STATIC:
+        options["static_points"], options["static_writes"] = list(declared["points"]), list(declared["writes"])
+        options["tensor_parallel_size"] = config.parallel_config.tensor_parallel_size
+    return inspect_model(model.model, declared["backend"], **options)
 
 
-def _declared(config: Any) -> dict[str, Any] | None:
-    """What a compiled engine taps; it is part of what vLLM hashes, so that no graph without them is taken for one."""
+def _declared(config: Any) -> dict[str, Any]:
+    """What the engine was built for; an engine of somebody else's, with nothing said, is a hooked one."""
     found: dict[str, Any] | None = (config.additional_config or {}).get(EXTRA_ARG)
-    return found
+    return {"backend": "vllm", "trunk": {}} if found is None else found
 
 
 def _tracker(worker: Any) -> Tracker:
@@ -146,6 +166,9 @@ def _unembedded(tracker: Tracker, rows: Any, top: int) -> tuple[str, list[Any]]:
     with tracker.names.no_gradients():
         kind = tracker.worker.model_runner
         hidden = rows.to(device=kind.device, dtype=kind.model_config.dtype)
+        if hidden.dim() == 3:
+            # A stack of streams, which the model's own contraction makes one row of.
+            hidden = tracker.tree.contract(hidden)
         if tracker.profile.facts.final_norm:
             # Its forward, past any tap: these rows belong to no request.
             normed = layout.module("final_norm", None).forward(hidden)

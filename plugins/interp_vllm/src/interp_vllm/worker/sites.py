@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from attrs import define, field
 from torch import Tensor, nn
 
 from interp_core.arithmetic import apply_operation
-from interp_core.expressions import Expression, Read, leaves, read_value, write_value
+from interp_core.expressions import Expression, Place, Read, derives, leaves, read_value, write_value
 from interp_core.requests import narrowed
 from interp_core.selection import select
 from interp_vllm.worker.frame import Frame, parameter_names
@@ -44,6 +45,7 @@ class Sites:
 
     states: Mapping[str, RequestState]
     key_of: Callable[[Read, int | None], SiteKey]
+    place: Callable[[int | None, Tensor], Place]
     spans: list[Span] = field(factory=list)
     tokens: int = 0
     _sites: dict[SiteKey, Site] = field(factory=dict)
@@ -137,16 +139,22 @@ class Sites:
         for leaf in work.kept:
             state.kept[site.key, leaf.slot] = value(leaf).clone()
         for read in work.reads:
-            _read(read, span, value)
+            _read(read, span, value, self.place)
         for job in work.carried:
             _write(state, job, frame, span, value)
 
 
-def _read(job: ReadJob, span: Span, value: Callable[[Read], Tensor]) -> None:
+def _read(
+    job: ReadJob, span: Span, value: Callable[[Read], Tensor], place: Callable[[int | None, Tensor], Place]
+) -> None:
     chosen = job.store.chosen(span.position, span.length)
     if chosen == []:
         return
-    rows = select(read_value(job.expression, value), job.axes, job.coordinates)
+    at = None
+    if derives(job.expression):
+        device = value(next(leaves(job.expression))).device
+        at = place(job.address.layer, torch.arange(span.position, span.position + span.length, device=device))
+    rows = select(read_value(job.expression, value, at), job.axes, job.coordinates)
     job.store.add(span.position, span.length, kept_copy(rows, chosen))
 
 

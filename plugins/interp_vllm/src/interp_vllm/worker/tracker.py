@@ -13,9 +13,10 @@ from interp_core.expressions import Read, leaves
 from interp_core.profile import ModelProfile
 from interp_core.requests import Write
 from interp_core.selection import axes_of
+from interp_vllm.trunk import own_trunk
 from interp_vllm.wire import EXTRA_ARG, WorkerRequest, decode_request
 from interp_vllm.worker.bindings import Tree
-from interp_vllm.worker.derived import DERIVED, Derived
+from interp_vllm.worker.derived import Derived
 from interp_vllm.worker.rows import PositionedRows, Span
 from interp_vllm.worker.shards import Shard, shard_of
 from interp_vllm.worker.sites import Sites
@@ -38,9 +39,10 @@ class Tracker:
     def __init__(self, worker: Any, profile: ModelProfile, names: Any) -> None:
         self.worker, self.profile, self.names = worker, profile, names
         self.rank, self.size = names.tensor_parallel()
-        self.tree = Tree(names.model_of(worker), profile.facts, names)
+        trunk = own_trunk(profile.architecture, profile.backend)
+        self.tree = Tree(names.model_of(worker), profile.facts, names, trunk)
         self.states: dict[str, RequestState] = {}
-        self.sites = Sites(self.states, self.key_of)
+        self.sites = Sites(self.states, self.key_of, self.tree.place)
         self.derived = Derived(self.tree, profile, names, self.size)
         self.static = self._static_taps() if profile.spec.static is not None else None
         self.hooked = False
@@ -190,7 +192,7 @@ class Tracker:
             state.stores[address] = PositionedRows(positions)
             return
         source, axes, coordinates = self.derived.source(address), (), ()
-        if address.name not in DERIVED:
+        if source == address:
             axes, coordinates = axes_of(self.profile, address)  # type: ignore[assignment]
         expression = self.tree.bind(source.bare()).read
         store = state.stores[address] = PositionedRows(positions)

@@ -226,16 +226,17 @@ def linear_kind(module: nn.Module) -> str:
     return next((kind for kind, cls in kinds if isinstance(module, cls)), "")
 
 
-def on_load(around: Callable[[Any], None]) -> None:
-    """Call ``around(worker)`` after each worker of this process has loaded its model."""
+def on_load(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+    """Call ``before(worker)`` and ``after(worker)`` around each loading of a model in this process."""
     from vllm.v1.worker.gpu_worker import Worker
 
     plain = Worker.load_model
 
     @functools.wraps(plain)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self)
         plain(self, *args, **kwargs)
-        around(self)
+        after(self)
 
     Worker.load_model = load_model
 

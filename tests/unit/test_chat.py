@@ -1,0 +1,113 @@
+"""Conversations through a checkpoint's template, or through Python code of its own, which runs where it is trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from interp_core import InterpModel, ModelUnavailable, RequestError, load_model
+
+CODE = """
+from pathlib import Path
+
+def encode_messages(messages, thinking_mode, context=None):
+    Path(__file__).with_name("ran").touch()
+    text = "<s>"
+    for message in messages:
+        text += f"[{message['role']}]{message['content']}"
+        if message["role"] == "user":
+            text += "[assistant]" + {"chat": "", "thinking": "[think]"}[thinking_mode]
+    return text
+"""
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A configuration and a tokenizer without a template; no weights are needed."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator([], trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=["<s>", "</s>"]))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.save_pretrained(tmp_path)
+    LlamaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=1).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def with_code(folder: Path, code: str = CODE, name: str = "encoding_tiny.py") -> Path:
+    """The same checkpoint with a chat format in code."""
+    (folder / "encoding").mkdir(exist_ok=True)
+    (folder / "encoding" / name).write_text(code, encoding="utf-8")
+    return folder
+
+
+def trusted(folder: Path) -> InterpModel:
+    """A model whose checkpoint may run code."""
+    return load_model(folder, backend="eager", trust_remote_code=True)
+
+
+def test_code_is_refused_and_never_run_without_trust(folder: Path) -> None:
+    model = load_model(with_code(folder), backend="eager")
+    with pytest.raises(RequestError, match=r"encoding/encoding_tiny\.py.*trust_remote_code=True"):
+        model.chat_tokens(HELLO)
+    assert not (folder / "encoding" / "ran").exists()
+
+
+def test_trusted_code_writes_the_conversation(folder: Path) -> None:
+    model = trusted(with_code(folder))
+    ids = model.chat_tokens(HELLO)
+    assert model.to_string(ids) == "<s>[user]hello[assistant]"
+    # One beginning of text, which the code wrote.
+    assert ids[0].tolist().count(model.tokenizer.bos_token_id) == 1
+    assert (folder / "encoding" / "ran").exists()
+
+
+def test_options_reach_the_code(folder: Path) -> None:
+    ids = trusted(with_code(folder)).chat_tokens(HELLO, thinking_mode="thinking")
+    assert trusted(folder).to_string(ids).endswith("[think]")
+
+
+def test_what_the_code_cannot_leave_out_is_refused(folder: Path) -> None:
+    model = trusted(with_code(folder))
+    with pytest.raises(RequestError, match="add_generation_prompt=False"):
+        model.chat_tokens(HELLO, add_generation_prompt=False)
+    answered = [*HELLO, {"role": "assistant", "content": "hi"}]
+    assert model.to_string(model.chat_tokens(answered, add_generation_prompt=False)).endswith("[assistant]hi")
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        ("raise ValueError('broken')", ModelUnavailable, "broken"),
+        ("x = 1", ModelUnavailable, "encode_messages"),
+        ("def encode_messages(messages, thinking_mode): return 3", ModelUnavailable, "int, not text"),
+        ("def encode_messages(messages, thinking_mode): return messages[0]['nothing']", RequestError, "do not fit"),
+    ],
+)
+def test_code_that_fails_is_one_clear_error(folder: Path, code: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        trusted(with_code(folder, code)).chat_tokens(HELLO)
+
+
+def test_several_files_are_not_guessed_among(folder: Path) -> None:
+    with_code(folder)
+    model = trusted(with_code(folder, name="encoding_other.py"))
+    with pytest.raises(ModelUnavailable, match=r"encoding_other\.py, encoding_tiny\.py"):
+        model.chat_tokens(HELLO)
+
+
+def test_a_template_is_preferred_to_code(folder: Path) -> None:
+    model = load_model(with_code(folder), backend="eager")
+    model.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert model.to_string(model.chat_tokens(HELLO)) == "hello"
+
+
+def test_no_format_at_all_is_said(folder: Path) -> None:
+    with pytest.raises(RequestError, match="no chat template"):
+        load_model(folder, backend="eager").chat_tokens(HELLO)
