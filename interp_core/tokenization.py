@@ -94,7 +94,7 @@ def _by_code(
         )
     if not trust:
         raise RequestError(
-    """Ids ``[1, seq]`` of a conversation, by the checkpoint's chat template or, where trusted, by its own code.
+            f"this checkpoint's chat format is Python code ({file.parent.name}/{file.name}), not a template, and "
             "is run only with load_model(..., trust_remote_code=True); read it first, or write the conversation as "
             "text and use to_tokens(text)"
         )
