@@ -40,7 +40,7 @@ WRITES = ["embeddings", "resid_pre.1", "z.1", "mlp_act.2", "resid_post.*", "fina
 Trio = tuple[InterpModel, InterpModel, InterpModel]
 
 
-@pytest.fixture(scope="module", params=["mistral", "qwen3", "gemma2", "olmo2"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "olmo2"])
 def trio(request: pytest.FixtureRequest, loaded: Loader) -> Iterator[Trio]:
     """A family compiled, hooked and on eager; the compiled one in steps of 64 tokens."""
     family = request.param
@@ -99,7 +99,7 @@ def test_every_operation_at_every_site_does_what_it_does_on_eager(trio: Trio) ->
     plain = run_with_cache(static, LONG[1], ends)
     for address in SITES:
         listed = operations(static, address)
-        for operation in listed if static.facts.model_type == "mistral" else listed[:2]:
+        for operation in listed if static.facts.model_type == "llama" else listed[:2]:
             results = []
             for model in (static, eager):
                 with model.steer(operation, positions=[3, 66]):
