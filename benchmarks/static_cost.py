@@ -2,12 +2,13 @@
 
     python benchmarks/static_cost.py [--rounds N] [--json]
 
-Four engines are resident: compiled vLLM as it is (`vllm-generate`) twice, the first and the last to start, and
-`vllm-static` with `resid_post` of every layer tapped and writable, and with three points of every layer tapped. The
-faster of the two plain ones is what the others are compared with; how far they are apart says what the ratios are worth. Each runs 8 concurrent requests of 128 prompt tokens
-and 64 new ones; nothing is fetched, since a tap copies whether anybody asks or not. Then the same with one of the eight
-steered at one layer, and with all layers' rows fetched for each. A ratio is the throughput relative to plain compiled
-vLLM (1 is no cost). The model is a random Llama of 12 layers, hidden 512, float32, one thread.
+Four engines are resident: compiled vLLM as it is (`vllm-generate`) twice, the first and the last to start, and `vllm-
+static` with `resid_post` of every layer tapped and writable, and with three points of every layer tapped. The faster of
+the two plain ones is what the others are compared with; how far they are apart says what the ratios are worth. Each
+runs 8 concurrent requests of 128 prompt tokens and 64 new ones; nothing is fetched, since a tap copies whether anybody
+asks or not. Then the same with one of the eight steered at one layer, and with all layers' rows fetched for each. A
+ratio is the throughput relative to plain compiled vLLM (1 is no cost). The model is a random Llama of 12 layers, hidden
+512, float32, one thread.
 """
 
 from __future__ import annotations
