@@ -103,6 +103,7 @@ class ModelFacts:
         unknown_attention: keys of the configuration that name an attention feature, and that neither the
             configuration's class nor this package knows.
         latent_attention: keys and values are projected from a latent vector (MLA).
+        shared_key_value: the rotated key is the value too, and its rotation is undone behind the attention.
         tied_embeddings: unembedding and embedding share a weight.
         dtype: the checkpoint's own dtype name, or ``None``.
         quantization: name of the quantisation method, or ``None``.
@@ -148,6 +149,7 @@ class ModelFacts:
     attn_gate: str = ""
     unknown_attention: tuple[str, ...] = ()
     latent_attention: bool = False
+    shared_key_value: bool = False
     tied_embeddings: bool = False
     dtype: str | None = None
     quantization: str | None = None

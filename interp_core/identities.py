@@ -7,66 +7,16 @@ simply not yielded; what proves a point, and what does not, is :mod:`interp_core
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from attrs import field, frozen
-
-from interp_core.converters import as_tuple
+from interp_core.checks import Check, Get, difference
 from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.identities_streams import stream_identities
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Check", "activations", "capture_identities", "difference"]
-
-_TIGHT: Final = 1e-3
-
-Get = Callable[[str, int | None], "Tensor | None"]
-"""A captured tensor ``[pos, *axes]`` (attention: ``[heads, query, key]``), or ``None`` if there is none."""
-
-
-@frozen(kw_only=True)
-class Check:
-    """One identity at one place.
-
-    Attributes:
-        identity: what was compared.
-        layer: where, or ``None`` for the trunk.
-        proves: names of the points whose values it pins down.
-        error: largest difference, relative to the largest value (see :func:`difference`).
-        control: the same figure for a deliberately wrong variant; ``None`` where no variant exists.
-        tolerance: largest error that passes. The control must fail, by ten times where the tolerance is tight;
-            that of half precision is so wide that ten times it is more than real tensors differ.
-    """
-
-    identity: str
-    layer: int | None
-    proves: tuple[str, ...] = field(converter=as_tuple)
-    error: float
-    control: float | None
-    tolerance: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether the identity holds and its control fails."""
-        margin = 10 if self.tolerance < _TIGHT else 1
-        return self.error <= self.tolerance and (self.control is None or self.control > margin * self.tolerance)
-
-
-def difference(x: Tensor, y: Tensor) -> float:
-    """Largest difference of ``x`` from ``y``, relative to the largest value of ``y``; and their norms' ratio.
-
-    The larger of the two is given, so that neither one wrong entry nor a wrong scale passes.
-    """
-    x, y = x.double(), y.double()
-    if x.shape != y.shape:
-        return float("inf")
-    scale = float(y.abs().max())
-    worst = float((x - y).abs().max())
-    if scale == 0.0:
-        return worst
-    ratio = abs(float(x.norm() / y.norm()) - 1.0)
-    return max(worst / scale, ratio)
+__all__ = ["activations", "capture_identities"]
 
 
 def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
@@ -76,13 +26,18 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
         yield from _chain(facts, layer, get)
         yield from _sums(layer, get, tolerance)
         yield from _neurons(facts, layer, get, tolerance)
-        yield from _attention(layer, get, tolerance, sinks=facts.sinks)
+        yield from _attention(facts, layer, get, tolerance)
+    if facts.n_streams > 1:
+        yield from stream_identities(facts, get, tolerance)
 
 
 def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
     embeddings, first = get("embeddings", None), get("resid_pre", 0)
     if embeddings is None or first is None or facts.positions in ("learned", "other"):
         return
+    if facts.n_streams > 1:
+        # Copies, or projections of the first one: the first stream begins as the embeddings everywhere.
+        first = first[:, 0]
     factor = 1.0 if facts.embedding_scale_inside else facts.embedding_scale
     yield Check(
         identity="embeddings, scaled as the family scales them outside the module, are resid_pre.0",
@@ -191,11 +146,13 @@ def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -
     )
 
 
-def _attention(layer: LayerFacts, get: Get, tolerance: float, *, sinks: bool) -> Iterator[Check]:
+def _attention(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
     at = layer.index
     scores, probs = get("attn_scores", at), get("attn_probs", at)
     if scores is not None and probs is not None:
-        yield from _softmax(layer, scores, probs, tolerance, sinks=sinks)
+        yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks)
+    if facts.shared_key_value:
+        return  # What attention sums up is rotated, and z is not.
     value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
     if probs is None or value is None or z is None or gate is not None:
         return
@@ -254,7 +211,10 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
     )
     if sinks:
         yield _one_sink(layer, scores, probs, tolerance)
-    queries, keys = probs.shape[-2:]
+    queries, columns = probs.shape[-2:]
+    # Which compressed entries are seen behind the tokens is the model's choice.
+    keys = columns if layer.compress_rate is None else queries
+    probs = probs[..., :keys]
     row = torch.arange(queries)[:, None] + keys - queries
     allowed = torch.arange(keys)[None] <= row
     if layer.window is not None:

@@ -50,8 +50,11 @@ def axis_sizes(address: Address, spec: PointSpec, facts: ModelFacts) -> tuple[in
 
     ``query`` and ``key`` depend on the input and are 0.
     """
-    removed = {COORDINATE_AXES[name] for name, _ in address.coordinates}
-    return tuple(facts.axis_size(axis, address.layer) for axis in spec.axes if axis not in removed)
+    axes = list(spec.axes)
+    for name, _ in address.coordinates:
+        # The first one: a matrix over streams has two axes of one name.
+        axes.remove(COORDINATE_AXES[name])
+    return tuple(facts.axis_size(axis, address.layer) for axis in axes)
 
 
 def _known_name(name: str, specs: Mapping[str, PointSpec], address: Address) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from interp_core.address import Address
+from interp_core.checks import Check, difference
 from interp_core.converters import as_tuple
 from interp_core.errors import RequestError
 from interp_core.functions import decode_residuals, run_with_cache
-from interp_core.identities import Check, capture_identities, difference
+from interp_core.identities import capture_identities
 from interp_core.tokens import read_tokens
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from interp_core.cache import Cache
     from interp_core.model import InterpModel
+    from interp_core.points import PointSpec
 
 __all__ = ["Verification", "verify"]
 
@@ -65,10 +67,11 @@ def verify(model: InterpModel, tokens: Any = None) -> Verification:
     model.profile.require("capture")
     ids = _prompt(model, tokens)
     served = [
-        Address(spec.name, layer)
+        address
         for spec in model.points()
         for layer in ([None] if spec.scope == "trunk" else range(model.n_layers))
-        if not spec.integer and model.profile.read_refusal(Address(spec.name, layer)) is None
+        for address in (Address(spec.name, layer), *_streams(spec, layer, model.facts.n_streams))
+        if not spec.integer and model.profile.read_refusal(address) is None
     ]
     cache = run_with_cache(model, ids, served)
     tolerance = _TOLERANCE.get(str(next(iter(cache.values())).dtype).removeprefix("torch."), 3e-2)
@@ -87,27 +90,46 @@ def _prompt(model: InterpModel, tokens: Any) -> list[int]:
     return list(batch.rows[0])
 
 
+def _streams(spec: PointSpec, layer: int | None, streams: int) -> list[Address]:
+    """Single streams of a point that is refused as a whole."""
+    if streams == 1 or spec.axes[:1] != ("streams",) or not spec.name.startswith("resid_"):
+        return []
+    return [Address(spec.name, layer, (("stream", k),)) for k in range(streams)]
+
+
 def _getter(cache: Cache) -> Any:
+    import torch
+
+    streams = {a.coordinate("stream") for a in cache} - {None}
+
     def get(name: str, layer: int | None) -> Tensor | None:
         address = Address(name, layer)
-        return cache[address][0] if address in cache else None
+        if address in cache:
+            return cache[address][0]
+        parts = [Address(name, layer, (("stream", k),)) for k in sorted(s for s in streams if s is not None)]
+        if parts and all(part in cache for part in parts):
+            return torch.stack([cache[part][0] for part in parts], dim=1)
+        return None
 
     return get
 
 
 def _tail(model: InterpModel, cache: Cache, tolerance: float) -> list[Check]:
-    last = Address("resid_post", model.n_layers - 1)
-    if last not in cache or Address("lm_head") not in cache or not model.supports("raw_logits"):
+    several = model.facts.n_streams > 1
+    name, how = ("resid_streams", "head") if several else ("resid_post", None)
+    last = Address(name, model.n_layers - 1)
+    if last not in cache or Address("lm_head") not in cache or "raw_logits" not in model.profile.spec.capabilities:
         return []
     head, rows = cache["lm_head"][0], cache[last][0]
-    before = cache.get(Address("resid_pre", model.n_layers - 1))
+    earlier = Address(name, model.n_layers - 2) if several else Address("resid_pre", model.n_layers - 1)
+    before = cache.get(earlier) if model.n_layers > 1 or not several else None
     return [
         Check(
-            identity="unembed(final_norm(resid_post of the last layer)) is lm_head",
+            identity=f"unembed(final_norm({'contraction of the ' if several else ''}last {name})) is lm_head",
             layer=None,
-            proves=("lm_head", "resid_post"),
-            error=difference(decode_residuals(model, rows), head),
-            control=None if before is None else difference(decode_residuals(model, before[0]), head),
+            proves=("lm_head", name),
+            error=difference(decode_residuals(model, rows, reduction=how), head),
+            control=None if before is None else difference(decode_residuals(model, before[0], reduction=how), head),
             tolerance=tolerance,
         )
     ]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from interp_core import LayerFacts, ModelFacts
-from interp_core.identities import Check, capture_identities
+from interp_core.checks import Check
+from interp_core.identities import capture_identities
 
 D, HEADS, WIDTH, SEQ = 12, 2, 4, 6
 LAYER = LayerFacts(index=0, n_heads=HEADS, n_kv_heads=HEADS, head_dim=WIDTH, v_head_dim=WIDTH, d_mlp=8, window=3)

@@ -12,7 +12,8 @@ import torch
 from tiny_families import PROMPT
 
 from interp_core import Add, InterpModel, decode_residuals, run_with_cache
-from interp_core.identities import activations, difference
+from interp_core.checks import difference
+from interp_core.identities import activations
 from interp_core.verify import verify
 
 TIGHT = 2e-5

@@ -30,7 +30,7 @@ from interp_core import (
     run_with_cache,
     steer,
 )
-from interp_core.identities import difference
+from interp_core.checks import difference
 
 POINT = "resid_post.1"
 

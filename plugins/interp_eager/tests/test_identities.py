@@ -24,7 +24,7 @@ from checks import (
 from tiny_families import PROMPT
 
 from interp_core import CapabilityUnsupported, InterpModel, load_model, run_with_cache
-from interp_core.identities import difference
+from interp_core.checks import difference
 
 
 def parts(

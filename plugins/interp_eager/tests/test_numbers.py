@@ -18,7 +18,7 @@ from test_identities import parts
 from tiny_families import PROMPT
 
 from interp_core import Add, InterpModel, run_with_cache, steer
-from interp_core.identities import difference
+from interp_core.checks import difference
 
 
 def test_identity_1_with_learned_positions(folders: Any) -> None:

@@ -55,7 +55,7 @@ from interp_core import (
     steer,
 )
 from interp_core.address import parse_address
-from interp_core.identities import difference
+from interp_core.checks import difference
 from interp_vllm.engine import Engine
 from interp_vllm.loop import finished, submit
 from interp_vllm.wire import encode_request

@@ -16,7 +16,7 @@ from vllm_families import NATIVE, PROMPTS, THROUGH_TRANSFORMERS, Loader
 
 from interp_core import Add, BackendUnavailable, InterpModel, run_with_cache
 from interp_core.address import Address
-from interp_core.identities import difference
+from interp_core.checks import difference
 from interp_core.verify import verify
 
 pytestmark = pytest.mark.vllm

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from interp_core import Add, Completion, InterpModel, RequestError, load_model, run_with_cache, steer
-from interp_core.identities import difference
+from interp_core.checks import difference
 from interp_eager.demo_model import prepare
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real_model]

@@ -12,7 +12,7 @@ from vllm_families import PROMPTS, Loader
 
 import interp_vllm
 from interp_core import Add, BackendUnavailable, RequestError, inspect_model, run_with_cache
-from interp_core.identities import difference
+from interp_core.checks import difference
 
 pytestmark = pytest.mark.vllm
 

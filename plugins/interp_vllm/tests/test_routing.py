@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm_families import PROMPTS, Loader
 
 from interp_core import Add, CapabilityUnsupported, run_with_cache
-from interp_core.identities import difference
+from interp_core.checks import difference
 
 pytestmark = pytest.mark.vllm
 

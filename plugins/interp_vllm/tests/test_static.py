@@ -25,7 +25,7 @@ from interp_core import (
     load_model,
     run_with_cache,
 )
-from interp_core.identities import difference
+from interp_core.checks import difference
 from interp_vllm.static import buffer_bytes, step_tokens
 
 pytestmark = pytest.mark.vllm

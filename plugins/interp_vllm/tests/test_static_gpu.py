@@ -7,7 +7,7 @@ import torch
 from vllm_families import PROMPTS, Loader
 
 from interp_core import Add, run_with_cache
-from interp_core.identities import difference
+from interp_core.checks import difference
 
 pytestmark = [
     pytest.mark.vllm,

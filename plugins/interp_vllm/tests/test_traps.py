@@ -44,7 +44,7 @@ from interp_core import (
     run_with_cache,
 )
 from interp_core.address import parse_address
-from interp_core.identities import difference
+from interp_core.checks import difference
 from interp_vllm.loop import finished, submit
 
 pytestmark = pytest.mark.vllm

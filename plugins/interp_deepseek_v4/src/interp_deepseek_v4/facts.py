@@ -24,10 +24,10 @@ def deepseek_v4(config: Any, facts: ModelFacts) -> ModelFacts:
         layers=layers,
         qk_norm="head",
         sinks=True,
+        shared_key_value=True,
         extra={
             **facts.extra,
             "hash_routed_layers": [i for i, kind in enumerate(kinds) if kind == "hash_moe"],
-            "shared_key_value": "one head, whose rotated key is the value too",
             "left_padding": "changes results, so batches are padded on the right",
         },
     )
@@ -45,8 +45,11 @@ def several_streams(config: Any, facts: ModelFacts) -> ModelFacts:
 
 
 def without_final_norm(config: Any, facts: ModelFacts) -> ModelFacts:
-    """A trunk whose contraction holds the last norm: nothing stands between it and the unembedding."""
-    return attrs.evolve(several_streams(config, facts), final_norm=False)
+    """A trunk whose contraction holds the last norm; some of its blocks add features of n-grams to all streams."""
+    added = [int(number) - 1 for number in getattr(config, "ple_layer_ids", None) or ()]
+    return attrs.evolve(
+        several_streams(config, facts), final_norm=False, extra={**facts.extra, "stream_additions": added}
+    )
 
 
 def basis(facts: ModelFacts) -> ResidualBasis:

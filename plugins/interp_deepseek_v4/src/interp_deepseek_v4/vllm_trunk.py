@@ -118,7 +118,7 @@ class DeepseekV4Trunk(VllmTrunk):
             if lacking:
                 shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
                 raise BackendUnavailable(
-                    f"this build of vLLM lacks the compiled kernels of DeepSeek-V4 for this CPU ({shown}; the build for "
+                    f"this build of vLLM lacks compiled kernels of DeepSeek-V4 for this CPU ({shown}; the build for "
                     "AVX512 with bfloat16 has them). load_model(..., reference_kernels=True) runs vLLM's own model "
                     "through plain torch instead, exactly and slowly; backend='eager' is another way"
                 )
@@ -130,7 +130,7 @@ class DeepseekV4Trunk(VllmTrunk):
         if options["reference_kernels"]:
             from interp_deepseek_v4.kernels import install
 
-            install()
+            install(replace=True)
 
     def layout(self, model: Any, facts: ModelFacts) -> Layout:
         """vLLM's modules by role, and probes of our own."""
