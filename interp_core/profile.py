@@ -238,6 +238,17 @@ class ModelProfile:
                 "or register an Architecture of your own; on a trunk of several streams it serves resid_streams "
                 "and resid_post.N.stream-K"
             )
+        return self._elsewhere(capability, address)
+
+    def _elsewhere(self, capability: str, address: Address) -> str:
+        """Another backend that serves a point which this one does not."""
+        for name, support in self.specs[address.name].support.items():
+            served = support.writable if capability == "write_point" else support.readable
+            if name != self.backend and served and capability in ("read_point", "write_point", "attention"):
+                return (
+                    f"backend={name!r} serves this point on models that it runs; inspect_model(..., backend={name!r}) "
+                    "says whether on this one"
+                )
         return ""
 
     def _undeclared(self, address: Address, keyword: str) -> CapabilityUnsupported:

@@ -208,12 +208,15 @@ _SPREAD: Final = {
 """Standard deviations of weights that coefficients come from; other matrices keep the size of what they read."""
 
 
-def save(name: str, root: Path) -> str:
-    """The folder of a trunk's checkpoint (or of a plain ``"llama"``'s), made at first use."""
-    folder = root / name
+def save(name: str, root: Path, **changed: Any) -> str:
+    """The folder of a trunk's checkpoint (or of a plain ``"llama"``'s), made at first use.
+
+    ``changed`` values of the configuration make another one, of DeepSeek-V4 only.
+    """
+    folder = root / (f"{name}-changed" if changed else name)
     if folder.is_dir():
         return str(folder)
-    config = {**TRUNKS, "llama": _llama}[name]()
+    config = small_config(**changed) if changed else {**TRUNKS, "llama": _llama}[name]()
     auto = hf.AutoModelForImageTextToText if name == "glm5_next" else hf.AutoModelForCausalLM
     torch.manual_seed(0)
     model = auto.from_config(config).float().eval()

@@ -112,16 +112,7 @@ class DeepseekV4Trunk(VllmTrunk):
         from vllm.platforms import current_platform
 
         if current_platform.is_cpu() and not profile.options["reference_kernels"]:
-            from interp_deepseek_v4.kernels import needed
-
-            lacking = needed()
-            if lacking:
-                shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
-                raise BackendUnavailable(
-                    f"this build of vLLM lacks compiled kernels of DeepSeek-V4 for this CPU ({shown}; the build for "
-                    "AVX512 with bfloat16 has them). load_model(..., reference_kernels=True) runs vLLM's own model "
-                    "through plain torch instead, exactly and slowly; backend='eager' is another way"
-                )
+            _require_kernels(profile)
         # The metadata of the sparse attention is built for blocks of 256 tokens.
         return {"block_size": 256} if profile.options["block_size"] is None else {}
 
@@ -183,6 +174,29 @@ class DeepseekV4Trunk(VllmTrunk):
             compute = importlib.import_module(_NVIDIA).hc_head_fused_kernel_tilelang
         found: Tensor = compute(stack, *weights)
         return found
+
+
+def _require_kernels(profile: ModelProfile) -> None:
+    """Refuse a build of vLLM whose compiled kernels are not there, or take another dtype."""
+    from interp_deepseek_v4.kernels import needed
+
+    lacking = needed()
+    dtype = profile.facts.dtype if profile.options["dtype"] == "auto" else profile.options["dtype"]
+    if lacking:
+        shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+        why = (
+            f"lacks compiled kernels of DeepSeek-V4 for this CPU ({shown}; the build for AVX512 with bfloat16 has them)"
+        )
+    elif dtype not in ("bfloat16", "float16"):
+        why = f"has kernels of DeepSeek-V4 for bfloat16 and float16 only, and {dtype} was asked for"
+    elif profile.facts.quantization is None:
+        why = "leaves out the limit on the activations of unquantised experts (swiglu_limit) without a word"
+    else:
+        return
+    raise BackendUnavailable(
+        f"this build of vLLM {why}. load_model(..., reference_kernels=True) runs vLLM's own model through plain torch "
+        "instead, exactly and slowly; backend='eager' is another way"
+    )
 
 
 def _require_published(model_id: str) -> None:

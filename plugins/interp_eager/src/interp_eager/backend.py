@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interp_core.address import Address
 from interp_core.checkpoint import end_tokens
-from interp_core.errors import AddressError, BackendUnavailable, unknown_name
+from interp_core.errors import AddressError, BackendUnavailable, InterpError, RequestError, unknown_name
 from interp_core.expressions import Binding
 from interp_core.layout import Layout
 from interp_core.profile import ModelProfile
@@ -108,7 +108,7 @@ class EagerBackend:
         inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=self.device), "past_key_values": cache}
         if self._keeps_logits and not any(r.address.name == "lm_head" for r in request.reads):
             inputs["logits_to_keep"] = 1
-        with _ordinary(grad=False), self._tapped(program, chunk, collector, stop=False):
+        with _ordinary(grad=False), _told(), self._tapped(program, chunk, collector, stop=False):
             logits: Tensor = self.model(**inputs, use_cache=True).logits
         return logits[0, -1].float()
 
@@ -121,7 +121,7 @@ class EagerBackend:
         inputs = self._padded(requests)
         if self._keeps_logits and not any(r.address.name == "lm_head" for q in requests for r in q.reads):
             inputs["logits_to_keep"] = 1
-        with _ordinary(grad=grad), self._tapped(program, chunk, collector, stop=stop):
+        with _ordinary(grad=grad), _told(), self._tapped(program, chunk, collector, stop=stop):
             self.model(**inputs, use_cache=False)
         return [
             ForwardResult(rows={read.address: collector.rows(row, read.address) for read in request.reads})
@@ -185,6 +185,22 @@ def _ordinary(*, grad: bool) -> Iterator[None]:
     """Ordinary tensors, also where the caller is in inference mode, whose tensors nobody could change or save."""
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         yield
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What fails inside transformers' forward, as one of our errors, with the cause kept.
+
+    Raises:
+        RequestError: such as for a dtype that the modelling code does not carry through, or no memory left.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, InterpError):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RequestError(f"transformers' forward of this model failed: {reason}") from error
 
 
 def _batches(requests: Sequence[ForwardRequest]) -> list[list[ForwardRequest]]:

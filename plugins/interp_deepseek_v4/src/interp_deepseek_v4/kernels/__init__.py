@@ -1,9 +1,10 @@
 """Reference kernels: DeepSeek-V4 in vLLM's own model code on any CPU, slowly and exactly.
 
-vLLM's DeepSeek-V4 for CPUs calls compiled ops that only its AVX512-BF16 build has, keeps keys and values in fp8, and
-prepares its batches with Triton kernels. `install` puts plain torch in the place of what a build lacks, and of
-nothing else. Keys and values are then kept as float32 rows beside vLLM's cache (`store`), so memory for them is about
-three and a half times what `VLLM_CPU_KVCACHE_SPACE` says once all blocks have been used.
+vLLM's DeepSeek-V4 for CPUs calls compiled ops that only its AVX512-BF16 build has and that take no float32, keeps keys
+and values in fp8, and prepares its batches with Triton kernels. `install` puts plain torch in the place of what a build
+lacks or, where that is asked for, of all of it. Keys and values are then kept as float32 rows beside vLLM's cache
+(`store`), so memory for them is about three and a half times what `VLLM_CPU_KVCACHE_SPACE` says once all blocks have
+been used.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any, Final
 from interp_deepseek_v4.kernels import (
     attention,
     compressor,
+    experts,
     hyper,
     indexer,
     metadata,
@@ -53,6 +54,7 @@ def put_in_place(*, replace: bool) -> None:
         _keep_the_dtype_of_the_projection()
     if replace or INDEXER_QUERY_OP in missing:
         _keep_the_indexer_queries()
+    _keep_the_limit_of_the_experts()
     _replace_triton()
     _mend_tile_schedule()
     _mend_empty_chunks()
@@ -63,6 +65,13 @@ def _keep_the_dtype_of_the_projection() -> None:
 
     DeepseekV4CPUAttention._wrap_wo_a_process_weights_after_loading = projection.keep_wo_a
     DeepseekV4CPUAttention._o_proj = projection.o_proj
+
+
+def _keep_the_limit_of_the_experts() -> None:
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    CPUUnquantizedExperts.process_weights_after_loading = experts.keep_weights
+    CPUUnquantizedExperts.apply = experts.apply
 
 
 def _keep_the_indexer_queries() -> None:
