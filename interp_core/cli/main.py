@@ -38,7 +38,7 @@ def _options(
         raise typer.Exit
 
 
-app.command("plugins")(plugins.plugins)
+app.add_typer(plugins.app, name="plugins")
 app.command("describe")(inspect.describe)
 app.command("points")(inspect.points)
 app.command("capabilities")(inspect.capabilities)

@@ -1,7 +1,7 @@
 """The routed experts with the limit on their activation, which vLLM's CPU kernel for unquantised weights leaves out.
 
-vLLM 0.32 hands the limit (``swiglu_limit``) to the experts' ``quant_config``, and its compiled product for plain weights
-takes none, so that a model whose activations pass the limit gives other numbers there without a word.
+vLLM 0.32 hands the limit (``swiglu_limit``) to the experts' ``quant_config``, and its compiled product for plain
+weights takes none, so that a model whose activations pass the limit gives other numbers there without a word.
 """
 
 from __future__ import annotations
