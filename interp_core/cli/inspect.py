@@ -124,9 +124,11 @@ def show_profile(profile: ModelProfile) -> None:
     ):
         head.add_row(name, value)
     out.print(head)
-    served = [s.name for s in profile.points() if profile.support(s.name).readable]
+    served = [s for s in profile.points() if profile.support(s.name).readable]
     absent = [s.name for s in profile.points() if not profile.support(s.name).readable]
-    out.print(f"[bold]points served[/bold] ({len(served)}): {', '.join(served)}")
+    for owner in dict.fromkeys(s.owner for s in served):
+        own = [s.name for s in served if s.owner == owner]
+        out.print(f"[bold]points served[/bold], defined by {owner} ({len(own)}): {', '.join(own)}")
     if absent:
         out.print(f"[bold]not served[/bold] ({len(absent)}): {', '.join(absent)}   (interp points MODEL says why)")
     for name, reason in profile.passed_over.items():

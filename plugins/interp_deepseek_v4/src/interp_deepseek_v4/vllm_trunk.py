@@ -109,6 +109,8 @@ class DeepseekV4Trunk(VllmTrunk):
     def arguments(self, profile: ModelProfile) -> dict[str, Any]:
         """Nothing but refusals: of a checkpoint that vLLM cannot read, and of a build without kernels."""
         _require_published(profile.model_id)
+        if profile.spec.hooks:
+            _require_one_rank(profile.options)
         from vllm.platforms import current_platform
 
         if current_platform.is_cpu() and not profile.options["reference_kernels"]:
@@ -174,6 +176,16 @@ class DeepseekV4Trunk(VllmTrunk):
             compute = importlib.import_module(_NVIDIA).hc_head_fused_kernel_tilelang
         found: Tensor = compute(stack, *weights)
         return found
+
+
+def _require_one_rank(options: Mapping[str, Any]) -> None:
+    """Refuse ranks that split the model: how each tensor is split over them is not described."""
+    split = [f"{n}={options[n]}" for n in ("tensor_parallel_size", "pipeline_parallel_size") if (options[n] or 1) > 1]
+    if split:
+        raise BackendUnavailable(
+            f"DeepSeek-V4 is read and written on one rank only, and {' and '.join(split)} was asked for; "
+            "backend='vllm-generate' generates with several"
+        )
 
 
 def _require_kernels(profile: ModelProfile) -> None:
