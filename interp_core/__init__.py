@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from interp_core.results import GenStep as GenStep
     from interp_core.results import LensResult as LensResult
     from interp_core.steering import steer as steer
+    from interp_core.trunk import TableTrunk as TableTrunk
+    from interp_core.trunk import Trunk as Trunk
 
     CAPABILITIES: Mapping[str, Capability]
 
@@ -89,6 +91,7 @@ _HOMES: dict[str, str] = {
     "residual": "ResidualBasis",
     "results": "AttentionRecord Completion GenStep LensResult",
     "steering": "steer",
+    "trunk": "TableTrunk Trunk",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 

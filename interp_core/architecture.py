@@ -75,6 +75,10 @@ class Architecture:
         stream_points: general points that need a ``stream`` coordinate on this trunk.
         residual_basis: the basis, from the facts; ``None`` for the conventional one.
         bindings: per backend name, ``"package.module:name"`` of an object in that backend's words.
+        config: ``"package.module:Class"`` of a transformers configuration, where transformers does not know the
+            claimed ``model_types`` itself.
+        models: per backend name, ``"package.module:Class"`` of the model in that backend's terms, where the engine does
+            not have it.
         options: per backend name, keywords of ``load_model`` that only this trunk takes there.
         owner: the distribution; filled in by the host.
     """
@@ -89,6 +93,8 @@ class Architecture:
     stream_points: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
     residual_basis: Callable[[ModelFacts], ResidualBasis] | None = None
     bindings: Mapping[str, str] = field(factory=dict, eq=False)
+    config: str = ""
+    models: Mapping[str, str] = field(factory=dict, eq=False)
     options: Mapping[str, tuple[OptionSpec, ...]] = field(factory=dict, eq=False)
     owner: str = ""
 

@@ -8,16 +8,25 @@ and the answer must not depend on what else the process has imported.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from interp_core.errors import BackendUnavailable, ModelUnavailable
+from interp_core.lazy import load_object
 
 __all__ = ["read_configuration"]
 
 
-def read_configuration(model_id: str, *, trust_remote_code: bool = False) -> Any:
+def read_configuration(
+    model_id: str, *, trust_remote_code: bool = False, classes: Mapping[str, str] | None = None
+) -> Any:
     """The transformers configuration of a checkpoint folder or of a hub id (downloaded or cached).
+
+    Args:
+        model_id: the checkpoint.
+        trust_remote_code: whether its own code may run.
+        classes: ``"package.module:Class"`` per ``model_type`` that transformers does not know.
 
     Raises:
         ModelUnavailable: there is no such folder or id, or its configuration cannot be read.
@@ -36,7 +45,7 @@ def read_configuration(model_id: str, *, trust_remote_code: bool = False) -> Any
     if not isinstance(model_type, str):
         raise ModelUnavailable(f"{model_id}: its configuration names no model_type, so it is not a transformers model")
     source = str(path) if path.exists() else model_id
-    return _instance(source, model_type, values, trust_remote_code)
+    return _instance(source, model_type, values, trust_remote_code, classes or {})
 
 
 def _local_values(path: Path) -> dict[str, Any]:
@@ -68,9 +77,13 @@ def _hub_values(model_id: str) -> dict[str, Any]:
     return dict(values)
 
 
-def _instance(source: str, model_type: str, values: dict[str, Any], trust_remote_code: bool) -> Any:
+def _instance(
+    source: str, model_type: str, values: dict[str, Any], trust_remote_code: bool, classes: Mapping[str, str]
+) -> Any:
     own = _own_class(model_type)
     try:
+        if own is None and model_type in classes:
+            own = load_object(classes[model_type])
         if own is not None and not (trust_remote_code and "auto_map" in values):
             return own.from_dict(values)
         return _transformers().AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)

@@ -13,7 +13,7 @@ from interp_core.errors import BackendUnavailable, PluginUnavailable, RequestErr
 from interp_core.facts import ModelFacts
 from interp_core.host import PluginHost, default_host
 from interp_core.options import check_options, trusts
-from interp_core.registry import build_profile, choose_architecture, complete_facts
+from interp_core.registry import build_profile, choose_architecture, complete_facts, own_configurations
 
 if TYPE_CHECKING:
     from interp_core.model import InterpModel
@@ -147,7 +147,9 @@ def _profile(
     host = host or default_host()
     host.load()
     spec, passed = choose_backend(backend, host, runnable=runnable)
-    config = read_configuration(fspath(model), trust_remote_code=trusts(options))
+    config = read_configuration(
+        fspath(model), trust_remote_code=trusts(options), classes=own_configurations(host.architectures.values())
+    )
     facts = ModelFacts.from_config(config)
     architecture = choose_architecture(facts, _config_keys(config), host.architectures.values())
     own = () if architecture is None else tuple(architecture.options.get(spec.name, ()))

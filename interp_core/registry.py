@@ -24,7 +24,7 @@ from interp_core.profile import ModelProfile
 from interp_core.residual import ResidualBasis
 from interp_core.resolution import resolve_addresses
 
-__all__ = ["build_profile", "choose_architecture", "complete_facts"]
+__all__ = ["build_profile", "choose_architecture", "complete_facts", "own_configurations"]
 
 
 def choose_architecture(
@@ -50,6 +50,11 @@ def choose_architecture(
         f"{named} claim {facts.model_type!r} equally specifically. Switch one off with INTERP_DISABLE_PLUGINS, "
         "or let one name the other in Claim(overrides=...)."
     )
+
+
+def own_configurations(known: Iterable[Architecture]) -> dict[str, str]:
+    """Configuration classes by ``model_type`` that architectures bring."""
+    return {kind: a.config for a in known if a.config for kind in a.claim.model_types}
 
 
 def complete_facts(config: Any, facts: ModelFacts, architecture: Architecture | None) -> ModelFacts:

@@ -63,6 +63,15 @@ def check_architecture(architecture: Any) -> str | None:
             None if _is_target(target) else f"bindings[{name!r}] is {target!r}, not 'package.module:name'"
             for name, target in (architecture.bindings.items() if isinstance(architecture.bindings, Mapping) else ())
         ),
+        *(
+            None if _is_target(target) else f"models[{name!r}] is {target!r}, not 'package.module:Class'"
+            for name, target in (architecture.models.items() if isinstance(architecture.models, Mapping) else ())
+        ),
+        None if not architecture.config or _is_target(architecture.config) else "config is not 'package.module:Class'",
+        None
+        if isinstance(architecture.options, Mapping)
+        and all(_all(options, OptionSpec) for options in architecture.options.values())
+        else "options is not a mapping of backend names to OptionSpecs",
         _callables(architecture, "facts", "residual_basis"),
     )
 

@@ -52,7 +52,7 @@ class EagerBackend:
     def warmup(self) -> None:
         """Load the weights and find the modules."""
         with _ordinary(grad=True):
-            model = load_weights(self.profile.model_id, self.profile.facts, self.options)
+            model = load_weights(self.profile, self.options)
         if self.profile.facts.structure_known:
             self.layout = self.trunk.layout(model, self.profile.facts)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -14,11 +14,14 @@ from interp_core.checkpoint import require_weights
 from interp_core.configuration import read_configuration
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
 from interp_core.facts import ModelFacts
+from interp_core.lazy import load_object
+from interp_core.profile import ModelProfile
+from interp_core.registry import own_configurations
 
 __all__ = ["load_weights"]
 
 
-def load_weights(model_id: str, facts: ModelFacts, options: Mapping[str, Any]) -> Any:
+def load_weights(profile: ModelProfile, options: Mapping[str, Any]) -> Any:
     """The transformers model, in evaluation mode, on its device.
 
     Raises:
@@ -27,12 +30,17 @@ def load_weights(model_id: str, facts: ModelFacts, options: Mapping[str, Any]) -
         RequestError: an option cannot be served for this model.
     """
     device = _device(options)
+    model_id, facts = profile.model_id, profile.facts
     path = Path(model_id).expanduser()
     require_weights(model_id)
     if path.is_dir() and options.get("revision"):
         raise RequestError(f"revision={options['revision']!r} means nothing for a folder; give the id on the hub")
     _check_generation_config(path)
-    config = read_configuration(model_id, trust_remote_code=options["trust_remote_code"])
+    own = () if profile.architecture is None else (profile.architecture,)
+    config = read_configuration(
+        model_id, trust_remote_code=options["trust_remote_code"], classes=own_configurations(own)
+    )
+    model_class = None if not own else own[0].models.get(profile.backend)
     kwargs: dict[str, Any] = {
         "config": config,
         "dtype": options["dtype"],
@@ -41,22 +49,25 @@ def load_weights(model_id: str, facts: ModelFacts, options: Mapping[str, Any]) -
     }
     if options.get("revision"):
         kwargs["revision"] = options["revision"]
-    model = _from_pretrained(str(path) if path.is_dir() else model_id, config, kwargs)
+    model = _from_pretrained(str(path) if path.is_dir() else model_id, config, model_class, kwargs)
     model.requires_grad_(bool(options["requires_grad"]))
     return model.to(device).eval()
 
 
-def _from_pretrained(source: str, config: Any, kwargs: dict[str, Any]) -> Any:
+def _class_for(config: Any, target: str | None) -> Any:
+    """The class to load: an architecture's own, or what transformers has for the configuration."""
     import transformers
 
+    if target is not None:
+        return load_object(target)
     auto = transformers.AutoModelForCausalLM
-    if (
-        type(config) not in auto._model_mapping
-        and type(config) in transformers.AutoModelForImageTextToText._model_mapping
-    ):
-        auto = transformers.AutoModelForImageTextToText
+    wrapped = transformers.AutoModelForImageTextToText
+    return wrapped if type(config) not in auto._model_mapping and type(config) in wrapped._model_mapping else auto
+
+
+def _from_pretrained(source: str, config: Any, target: str | None, kwargs: dict[str, Any]) -> Any:
     try:
-        model, report = auto.from_pretrained(source, output_loading_info=True, **kwargs)
+        model, report = _class_for(config, target).from_pretrained(source, output_loading_info=True, **kwargs)
     except Exception as error:  # safetensors, json, OS and shape errors all mean: these weights cannot be had.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(f"{source}: its weights cannot be loaded: {reason}") from error

@@ -9,6 +9,7 @@ from typing import Any, Final
 from interp_core.errors import BackendUnavailable
 from interp_core.profile import ModelProfile
 from interp_vllm.native import model_impl
+from interp_vllm.registration import brings_model, register
 from interp_vllm.static import check_memory, step_tokens
 from interp_vllm.trunk import own_trunk
 from interp_vllm.wire import EXTRA_ARG
@@ -32,8 +33,9 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
     Raises:
         BackendUnavailable: vLLM would run this model wrongly, or another device was asked for than it has.
     """
-    trunk = own_trunk(profile.architecture, profile.backend)
-    impl = model_impl(profile.facts, options) if trunk is None else "vllm"
+    trunk = own_trunk(profile.architecture, profile.backend, hooks=profile.spec.hooks)
+    impl = model_impl(profile.facts, options) if trunk is None and not brings_model(profile) else "vllm"
+    register(profile)
     _check(profile, impl)
     own = _trunk_options(profile)
     passed = {name: value for name, value in options.items() if name not in {*_OURS, *own} and value is not None}
@@ -71,7 +73,7 @@ def _ours(profile: ModelProfile, options: Mapping[str, Any]) -> dict[str, Any]:
     ours: dict[str, Any] = {"worker_extension_cls": EXTENSION, "additional_config": {EXTRA_ARG: declared}}
     if not profile.spec.hooks:
         # Plain vLLM, but for a trunk that has something to do in the worker before the model is built.
-        return ours if declared["trunk"] else {}
+        return ours if declared["trunk"] or brings_model(profile) else {}
     if profile.spec.static is None:
         # Python forwards: hooks need them.
         return {**ours, "enforce_eager": True}

@@ -14,6 +14,7 @@ from typing import Any
 from interp_core.errors import BackendUnavailable, InterpError
 from interp_vllm.adapters import adapter
 from interp_vllm.payload import read_payload, write_payload
+from interp_vllm.registration import register
 from interp_vllm.trunk import own_trunk
 from interp_vllm.wire import EXTRA_ARG
 from interp_vllm.worker.tracker import Tracker
@@ -29,6 +30,10 @@ class WorkerExtension:
 
     def interp_attach(self) -> list[Any]:
         """Find the model's modules, and check vLLM's terms against the facts; ``["ok", class, pid]`` or an error."""
+        worker: Any = self
+        if _declared(worker.vllm_config)["backend"] == _PLAIN:
+            # Built with this extension for what its trunk needed before the model; nothing is read or written.
+            return ["ok", "", os.getpid()]
         try:
             tracker = _attach(self)
         except Exception as error:  # noqa: BLE001  Told to the caller, whose engine is then stopped in order.
@@ -76,7 +81,8 @@ def _attach_when_loaded() -> None:
     """Serve requests from the first one on, also where nobody calls ``interp_attach`` (``vllm serve``)."""
 
     def prepare(worker: Any) -> None:
-        if _ours(worker):
+        # Not for an engine that somebody else built: what it needs was there before.
+        if _ours(worker) and EXTRA_ARG in (worker.vllm_config.additional_config or {}):
             _prepare(worker.vllm_config)
 
     def attach(worker: Any) -> None:
@@ -101,8 +107,9 @@ def _ours(worker: Any) -> bool:
 
 def _prepare(config: Any) -> None:
     """What the trunk needs in this process before its model is built."""
-    declared = _declared(config)
-    trunk = None if not declared["trunk"] else own_trunk(_profile(config).architecture, declared["backend"])
+    declared, profile = _declared(config), _profile(config)
+    register(profile)
+    trunk = own_trunk(profile.architecture, declared["backend"], hooks=profile.spec.hooks)
     if trunk is not None:
         trunk.prepare(declared["trunk"])
 
