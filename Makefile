@@ -8,13 +8,14 @@ DEMO_VENV ?= .venv-demo
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help python demo-venv venv demo test lint format bench dist clean distclean
+.PHONY: help python demo-venv venv demo test lint format docs bench dist clean distclean
 
 help:
 	@echo "make demo     install what the demonstration needs into $(DEMO_VENV), and run it"
 	@echo "make test     install everything, vLLM too, into $(VENV), and run all tests (ARGS=... goes to pytest)"
 	@echo "make lint     ruff, mypy and the import contracts"
 	@echo "make format   sort imports and format"
+	@echo "make docs     write the pages that are made from tables, and build the site into build/site"
 	@echo "make bench    run the benchmarks"
 	@echo "make dist     build the wheels and source archives of all four distributions into dist/"
 	@echo "make clean    remove what was built, and caches; make distclean: the environments too"
@@ -45,6 +46,10 @@ lint: venv
 format: venv
 	@"$(VENV)/bin/ruff" check --quiet --select I --fix .
 	@"$(VENV)/bin/ruff" format .
+
+docs: venv
+	@"$(VENV)/bin/python" tools/make_docs.py
+	@"$(VENV)/bin/python" -m mkdocs build --strict --quiet
 
 bench: venv
 	@for script in benchmarks/[!_]*.py; do echo "== $$script"; HF_HUB_OFFLINE=1 "$(VENV)/bin/python" "$$script" || exit 1; done

@@ -13,11 +13,11 @@ from interp_core.backend import BackendSpec, support_of
 from interp_core.capabilities import CORE_CAPABILITIES
 from interp_core.host import default_host
 from interp_core.points import GENERAL_POINTS, PointSupport
-from interp_core.vocabularies import LIBRARIES, VOCABULARIES, Name, NoName, Vocabulary
+from interp_core.vocabularies import LIBRARIES, VOCABULARIES, NoName, Vocabulary
 from interp_core.vocabularies.conditions import CONDITIONS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PARTS = DOCS / "parts"
+PARTS = Path(__file__).resolve().parent / "pages"
 BACKENDS = ("eager", "vllm", "vllm-static", "vllm-generate")
 MADE = "Made from the tables in `{package}` by `python tools/make_docs.py`; do not edit."
 
@@ -101,17 +101,17 @@ def reasons(spec: BackendSpec) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for name, point in GENERAL_POINTS.items():
         support = support_of(spec, name)
-        if support.why and point.writable and not support.writable:
+        if support.why and (not support.readable or (point.writable and not support.writable)):
             kind = "not written" if support.readable else "not read"
             found.setdefault((kind, support.why), []).append(f"`{name}`")
     if not spec.points:
         return [f"- `{spec.name}` serves no point: {spec.lacks.get('capture', '')}."]
-    return [f"- `{spec.name}`, {kind}: {', '.join(names)}. {why[0].upper()}{why[1:]}." for (kind, why), names in found.items()]
+    return [f"- `{spec.name}`, {kind}: {', '.join(names)}; {why}." for (kind, why), names in found.items()]
 
 
 def migration() -> str:
     """Their names for our points, and what has none."""
-    lines = ["## Points in four vocabularies", ""]
+    lines = ["## Points in four vocabularies", "", "Conditions and other spellings are in the sections below.", ""]
     columns = [(title, vocabulary) for library in LIBRARIES for title, vocabulary in [column(library)]]
     rows = [(f"`{point}`", *(cell(vocabulary, point) for _, vocabulary in columns)) for point in GENERAL_POINTS]
     lines += table(("here", *(title for title, _ in columns)), rows)
@@ -133,26 +133,20 @@ def where(keys: Iterable[str]) -> str:
 
 
 def cell(vocabulary: Vocabulary, point: str) -> str:
-    """The first name for each set of conditions, or that there is none."""
-    found: dict[tuple[str, ...], Name] = {}
-    for row in vocabulary.named(point):
-        found.setdefault(row.when, row)
-    shown = list(found.values())[:1] if () in {row.when for row in list(found.values())[:1]} else list(found.values())
-    parts = [shown_name(row) for row in shown]
-    return "; ".join(parts) if parts else "none"
-
-
-def shown_name(row: Name) -> str:
-    """A name with its conditions."""
-    name = "`" + row.name.replace("{layer}", "3") + "`"
-    return f"{name} where {where(row.when)}" if row.when else name
+    """The names that a point goes by on one model or another; which, and other spellings, are said below."""
+    rows = vocabulary.named(point)
+    if not rows:
+        return "none"
+    shown = rows[:1] if not rows[0].when else [row for row in rows if row.when]
+    return " or ".join(dict.fromkeys("`" + row.name.replace("{layer}", "3") + "`" for row in shown))
 
 
 def section(vocabulary: Vocabulary) -> list[str]:
     """Everything about one vocabulary."""
     lines = ["", f"## {vocabulary.title}", ""]
     rows = [
-        (f"`{row.name.replace('{layer}', '3')}`", f"`{row.point}`", where(row.when), row.note) for row in vocabulary.names
+        (f"`{row.name.replace('{layer}', '3')}`", f"`{row.point}`", where(row.when), row.note)
+        for row in vocabulary.names
     ]
     lines += table(("name there", "point here", "where", "note"), rows)
     if vocabulary.others:
@@ -160,7 +154,12 @@ def section(vocabulary: Vocabulary) -> list[str]:
         others = [(f"`{row.name.replace('{layer}', '3')}`", row.why, row.near) for row in vocabulary.others]
         lines += table(("name there", "why", "what is near"), others)
     if vocabulary.unnamed:
-        lines += ["", "Points without a name there:", "", *table(("point here", "why", "what is near"), without(vocabulary))]
+        lines += [
+            "",
+            "Points without a name there:",
+            "",
+            *table(("point here", "why", "what is near"), without(vocabulary)),
+        ]
     return lines
 
 
@@ -174,7 +173,7 @@ def without(vocabulary: Vocabulary) -> list[tuple[str, str, str]]:
 
 
 def with_intro(page: str, package: str, lines: Sequence[str]) -> str:
-    """A page: what ``docs/parts/PAGE.md`` says by hand, then what is made."""
+    """A page: what ``tools/pages/PAGE.md`` says by hand, then what is made."""
     intro = (PARTS / f"{page}.md").read_text(encoding="utf-8").rstrip()
     return "\n".join([intro, "", f"What follows is m{MADE[1:].format(package=package)}", "", *lines]) + "\n"
 

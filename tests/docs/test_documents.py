@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from interp_core.points import GENERAL_POINTS
+from interp_core.vocabularies import LIBRARIES, VOCABULARIES
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 SCRIPTS = Path(sys.executable).parent
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
     return [
-        (page.name, match[2])
+        (page.relative_to(ROOT).as_posix(), match[2])
         for page in PAGES
         for match in BLOCK.finditer(page.read_text(encoding="utf-8"))
         if match[1] == language
@@ -70,9 +74,60 @@ def test_console_blocks_name_targets_that_the_makefile_has() -> None:
     assert set(named) <= targets
 
 
-def test_points_page_is_current() -> None:
+def test_pages_made_from_tables_are_current() -> None:
     done = run([sys.executable, str(ROOT / "tools" / "make_docs.py"), "--check"], ROOT)
-    assert done.returncode == 0, "run: python tools/make_docs.py"
+    assert done.returncode == 0, done.stderr
+
+
+def build(config: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config)]
+    return run([*command, "--site-dir", str(target)], target.parent)
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = build(ROOT / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    for page in (ROOT / "docs").glob("**/*.md"):
+        assert (tmp_path / "site" / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file()
+    fetched = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"(?:https?:)?//")
+    for built in (tmp_path / "site").glob("**/*.html"):
+        assert not fetched.search(built.read_text(encoding="utf-8")), f"{built} fetches from elsewhere"
+
+
+def test_a_broken_link_or_a_page_outside_the_menu_fails_the_build(tmp_path: Path) -> None:
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for text, message in (("[gone](gone.md)", "gone.md"), ("[gone](index.md#gone)", "#gone"), ("fine", "extra.md")):
+        folder = tmp_path / str(abs(hash(text)))
+        shutil.copytree(ROOT / "docs", folder / "docs")
+        page = folder / "docs" / ("extra.md" if text == "fine" else "index.md")
+        page.write_text(f"# A page\n\n{text}\n", encoding="utf-8")
+        (folder / "mkdocs.yml").write_text(config, encoding="utf-8")
+        done = build(folder / "mkdocs.yml", folder / "site")
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+@pytest.mark.parametrize("point", GENERAL_POINTS)
+def test_the_migration_page_covers_every_point(point: str) -> None:
+    lines = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| `{point}` |") and line.count(" | ") == len(LIBRARIES)]
+    cells = [cell.strip() for cell in row.strip("|").split(" | ")[1:]]
+    reasons = "\n".join(lines[lines.index(row) :])
+    for library, cell in zip(LIBRARIES, cells, strict=True):
+        vocabulary = VOCABULARIES[library][0]
+        if cell == "none":
+            (reason, *_) = vocabulary.without(point)
+            assert f"| `{point}` | {reason.why} | {reason.near} |" in reasons
+        else:
+            assert any(f"`{row.name.replace('{layer}', '3')}`" in cell for row in vocabulary.named(point))
+
+
+def test_pages_name_no_machine_and_no_registry() -> None:
+    # Put together here, or this file would be the one that names them.
+    banned = ["/home/", "/work/", "/opt/", "localhost", "pypi" + ".org", "files.python" + "hosted", "/simple/"]
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert not [word for word in banned if word in text], page
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

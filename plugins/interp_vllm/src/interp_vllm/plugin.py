@@ -39,7 +39,7 @@ HOOKED: Mapping[str, PointSupport] = {
     ),
 }
 
-_NOT_TAPPED = unsupported("a compiled forward has taps on residual points, sublayer outputs and q/k/v only")
+_NOT_TAPPED = unsupported("a compiled forward has no tap here: what the point is made of lies inside fused kernels")
 STATIC: Mapping[str, PointSupport] = {
     **HOOKED,
     **dict.fromkeys("attn_scores attn_probs expert_weights expert_indices router_logits lm_head".split(), _NOT_TAPPED),
