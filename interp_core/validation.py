@@ -41,7 +41,7 @@ def check_backend(spec: Any) -> str | None:
         None if _all(spec.capabilities, str) else "capabilities is not a set of names",
         None if _all(spec.options, OptionSpec) else "options are not OptionSpecs",
         None if spec.rank is None or isinstance(spec.rank, int) else f"rank is {spec.rank!r}, not an integer or None",
-        _callables(spec, "grad", "static"),
+        _callables(spec, "grad", "static", "limits"),
     )
 
 

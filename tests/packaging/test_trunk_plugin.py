@@ -6,20 +6,13 @@ Wheels, in an environment whose only other packages are what the backends requir
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.packaging.wheels import install_wheels
+from tests.packaging.environment import Environment, Wheels
 
-ROOT = Path(__file__).resolve().parents[2]
 TRUNK = "interp-deepseek-v4"
 
 CONFIG = {
@@ -75,57 +68,6 @@ print(json.dumps(found))
 """
 
 
-class Environment:
-    """Folders of installed wheels beside the third-party packages of this environment."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.others = folder / "others"
-        self.others.mkdir()
-        for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
-            # Everything but this project, whose packages come from wheels here or not at all.
-            if not entry.name.lower().startswith(("interp", "_interp", "__editable__")) and entry.suffix != ".pth":
-                (self.others / entry.name).symlink_to(entry)
-        self.installed = folder / "installed"
-
-    def install(self, wheel: Path) -> None:
-        """Install one wheel into a folder of its own."""
-        install_wheels([wheel], self.installed / wheel.name.partition("-")[0])
-
-    def uninstall(self, distribution: str) -> None:
-        """Remove it again."""
-        shutil.rmtree(self.installed / distribution.replace("-", "_"))
-
-    def run(self, *command: str) -> str:
-        """Standard output of a Python process in this environment."""
-        paths = [*sorted(str(p) for p in self.installed.iterdir()), str(self.others)]
-        environment: Mapping[str, str] = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(("INTERP_", "PYTHON"))},
-            "PYTHONPATH": os.pathsep.join(paths),
-            "OMP_NUM_THREADS": "1",
-        }
-        base = Path(sys.base_prefix) / "bin" / Path(sys.executable).name
-        done = subprocess.run(
-            [str(base), *command], env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Wheels of this checkout by distribution."""
-    folder = tmp_path_factory.mktemp("wheels")
-    sources = {"interp-core": ROOT, **{n: ROOT / "plugins" / n.replace("-", "_") for n in ("interp-eager", TRUNK)}}
-    found = {}
-    for name, source in sources.items():
-        out = folder / name
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-        subprocess.run(build, check=True, capture_output=True)
-        (found[name],) = out.glob("*.whl")
-    return found
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with weights."""
@@ -139,7 +81,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_comes_and_goes(wheels: dict[str, Path], checkpoint: Path, tmp_path: Path) -> None:
+def test_it_comes_and_goes(wheels: Wheels, checkpoint: Path, tmp_path: Path) -> None:
     here = Environment(tmp_path)
     here.install(wheels["interp-core"])
     here.install(wheels["interp-eager"])

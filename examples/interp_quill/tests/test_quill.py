@@ -1,50 +1,39 @@
-"""Quill on both backends: the same numbers, the identities, and every write."""
+"""Quill on transformers: the conformance kit, and what is Quill's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from interp_quill.model import QuillConfig, QuillForCausalLM
 
-from interp_core import Add, CapabilityUnsupported, InterpModel, inspect_model, load_model, run_with_cache
-from interp_core.checks import difference
+sys.path.insert(0, str(Path(__file__).parent))
 
-PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12], [3, 4, 5]]
+from quill_checkpoint import save
+
+from interp_core import CapabilityUnsupported, inspect_model, load_model, run_with_cache
+from interp_core.testing import ArchitectureConformance, check_plugin, difference
+
+torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet_and_small() -> Iterator[None]:
-    """One thread, and engines that start quickly."""
-    torch.set_num_threads(1)
-    values = {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+def test_the_plugin_keeps_every_static_rule() -> None:
+    assert [finding for finding in check_plugin("quill") if not finding.ok] == []
+
+
+class TestQuill(ArchitectureConformance):
+    """Declared means tested, and what is not declared has to refuse."""
+
+    architecture = "quill"
+    backends = ("eager",)
+    unproven: ClassVar[Any] = {
+        "quench": "the gate's weights are needed: test_its_own_point_is_the_gate compares it with them"
     }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in values.items():
-            patch.setenv(name, value)
-        yield
 
-
-def save(folder: Path) -> str:
-    """A tiny random Quill, with random gains and biases."""
-    torch.manual_seed(0)
-    model = QuillForCausalLM(QuillConfig())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
-            else:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5)
-    model.save_pretrained(folder)
-    return str(folder)
+    def checkpoint(self, folder: Path) -> str:
+        return save(folder / "quill")
 
 
 @pytest.fixture(scope="module")
@@ -53,79 +42,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(tmp_path_factory.mktemp("quill"))
 
 
-@pytest.fixture(scope="module")
-def eager(folder: str) -> Iterator[InterpModel]:
-    """On transformers."""
-    with load_model(folder, backend="eager", dtype="float32") as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def vllm(folder: str) -> Iterator[InterpModel]:
-    """On vLLM."""
-    with load_model(folder, backend="vllm", dtype="float32", max_model_len=128) as model:
-        yield model
-
-
-def served(model: InterpModel, *, write: bool = False) -> list[str]:
-    """Every address that is served."""
-    layers = range(model.n_layers)
-    names = [f"{s.name}.{i}" for s in model.points() if s.scope == "layer" for i in layers]
-    names += [s.name for s in model.points() if s.scope == "trunk"]
-    return [name for name in names if model.refusal(name, write=write) is None]
-
-
-def finite(tensor: Any) -> Any:
-    """Masked scores as zeros."""
-    return torch.nan_to_num(tensor, neginf=0.0)
-
-
 def test_everything_is_answered_before_weights(folder: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(Path(folder, "config.json").read_text())
-    for backend in ("eager", "vllm"):
-        profile = inspect_model(tmp_path, backend=backend)
-        assert profile.architecture_name == "quill"
-        assert [layer.parallel for layer in profile.facts.layers] == [False, True, False, True]
-        assert profile.supports("quench.1")
-        refused = profile.refusal("resid_mid.1")
-        assert isinstance(refused, CapabilityUnsupported)
-        assert "parallel" in refused.why
+    profile = inspect_model(tmp_path, backend="eager")
+    assert profile.architecture_name == "quill"
+    assert [layer.parallel for layer in profile.facts.layers] == [False, True, False, True]
+    refused = profile.refusal("resid_mid.1")
+    assert isinstance(refused, CapabilityUnsupported)
+    assert "parallel" in refused.why
 
 
-def test_identities_hold(eager: InterpModel, vllm: InterpModel) -> None:
-    for model in (eager, vllm):
-        found = model.verify()
-        assert found.ok, found.failed()
-        assert {"attn_out_post", "mlp_out_post", "z", "mlp_act"} <= {
-            n for n, v in found.points.items() if v == "proven"
-        }
-
-
-def test_its_own_point_is_the_gate_of_the_mlps_input(eager: InterpModel, vllm: InterpModel) -> None:
-    for model in (eager, vllm):
-        cache = run_with_cache(model, PROMPTS[0], ["quench.2", "mlp_in.2", "mlp_pre.2"])
-        block = eager.session.backend().model.rungs[2].forge  # type: ignore[attr-defined]
+def test_its_own_point_is_the_gate(folder: str) -> None:
+    """Of the MLP's input, which is damped by it."""
+    with load_model(folder, backend="eager", dtype="float32") as model:
+        cache = run_with_cache(model, [5, 6, 7, 8, 9], ["quench.2", "mlp_in.2", "mlp_pre.2"])
+        forge = model.session.backend().model.rungs[2].forge  # type: ignore[attr-defined]
         damped = cache["mlp_in.2"] * torch.sigmoid(cache["quench.2"])
-        assert difference(block.heat(damped), cache["mlp_pre.2"]) < 1e-5
-        assert difference(block.heat(cache["mlp_in.2"]), cache["mlp_pre.2"]) > 0.1
-
-
-def test_both_backends_read_and_write_the_same(eager: InterpModel, vllm: InterpModel) -> None:
-    addresses = [a for a in served(vllm) if eager.refusal(a) is None]
-    assert len(addresses) > 60
-    found, wanted = (run_with_cache(m, PROMPTS, addresses) for m in (vllm, eager))
-    assert max(difference(finite(found[a]), finite(wanted[a])) for a in addresses) < 1e-5
-    for address in served(vllm, write=True):
-        if address.rpartition(".")[2] not in ("1", "2", address):
-            continue
-        shape = torch.Size(vllm.profile.shape(vllm.address(address)))
-        operation = Add(address, torch.sin(1.0 + torch.arange(shape.numel())).reshape(shape), scale=2.0)
-        rows = [run_with_cache(m, PROMPTS, ["final_norm"], steering=[operation])["final_norm"] for m in (vllm, eager)]
-        assert difference(*rows) < 1e-5, address
-
-
-def test_generation(eager: InterpModel, vllm: InterpModel, folder: str) -> None:
-    wanted = [c.token_ids for c in eager.generate(PROMPTS, max_tokens=6, ignore_eos=True)]
-    assert [c.token_ids for c in vllm.generate(PROMPTS, max_tokens=6, ignore_eos=True)] == wanted
-    with load_model(folder, backend="vllm-generate", dtype="float32", max_model_len=128) as plain:
-        assert [c.token_ids for c in plain.generate(PROMPTS, max_tokens=6, ignore_eos=True)] == wanted
+        assert difference(forge.heat(damped), cache["mlp_pre.2"]) < 1e-5
+        assert difference(forge.heat(cache["mlp_in.2"]), cache["mlp_pre.2"]) > 0.1

@@ -1,0 +1,1 @@
+"""A backend of interp-core in plain NumPy."""
