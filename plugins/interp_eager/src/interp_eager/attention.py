@@ -57,6 +57,9 @@ def watched(layers: Sequence[Watched], chunk: Chunk, collector: Collector) -> It
 
     def found(layer: Watched, scores: Tensor, probs: Tensor) -> None:
         seen.add(layer.facts.index)
+        # Softmaxes are often computed in float32; what is handed out is the model's dtype, as everywhere.
+        dtype = next((p.dtype for p in layer.module.parameters() if p.is_floating_point()), scores.dtype)
+        scores, probs = scores.to(dtype), probs.to(dtype)
         if scores.dim() == 3:
             # Heads folded into the batch.
             scores, probs = (x.unflatten(0, (len(chunk.starts), -1)) for x in (scores, probs))

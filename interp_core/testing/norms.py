@@ -1,0 +1,140 @@
+"""Identities of norms: what stands behind one is what stands before it, normalised, times a gain per channel.
+
+The gain is not known to a stranger, so it is fitted over the positions of a prompt: one or two numbers per channel for
+a dozen positions. A norm whose fitted gains are all alike is refused, since a point taken before the gain looks so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from interp_core.checks import Check, Get, difference
+from interp_core.facts import LayerFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["collapse_identities", "norm_identities"]
+
+_SPREAD = 1e-3  # of fitted gains, relative to their mean; random ones differ by some per cent
+
+
+def norm_identities(facts: ModelFacts, get: Get, tolerance: float, gainless: Collection[str]) -> Iterator[Check]:
+    """What stands on both sides of each norm that the facts name, and of each place where they name none.
+
+    Args:
+        facts: of the trunk.
+        get: captured rows.
+        tolerance: largest error.
+        gainless: points behind norms that have no gain.
+    """
+    for layer in facts.layers:
+        for source, target, normed in _sides(facts, layer):
+            if source.endswith("_stream_collapse"):
+                continue  # Trunks of several streams differ in where the norm is: see collapse_identities.
+            before, after = get(source, layer.index), get(target, layer.index)
+            if before is None or after is None:
+                continue
+            at: int | None = layer.index
+            if normed:
+                whole = target[1:] == "_norm_out" and facts.qk_norm == "full"
+                yield _fitted(facts, source, target, at, (before, after), tolerance, target in gainless, whole=whole)
+            else:
+                factor = facts.residual_multiplier if target.endswith("_post") else 1.0
+                yield _equal(source, target, at, (before * factor, after), tolerance)
+    last, final = get("resid_post", facts.n_layers - 1), get("final_norm", None)
+    if facts.n_streams == 1 and facts.final_norm and last is not None and final is not None:
+        pair, free = (last, final), "final_norm" in gainless
+        yield _fitted(facts, "the last resid_post", "final_norm", None, pair, tolerance, free, whole=False)
+
+
+def collapse_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    """On a trunk of several streams, what a sublayer reads of its collapse: through a norm, or as it is."""
+    for layer in facts.layers:
+        for site in ("attn", "mlp"):
+            source, target = f"{site}_stream_collapse", f"{site}_in"
+            before, after = get(source, layer.index), get(target, layer.index)
+            if before is None or after is None:
+                continue
+            pair = (before, after)
+            through = _fitted(facts, source, target, layer.index, pair, tolerance, False, whole=False)
+            yield through if through.holds else _equal(source, target, layer.index, pair, tolerance)
+
+
+def _sides(facts: ModelFacts, layer: LayerFacts) -> Iterator[tuple[str, str, bool]]:
+    """Source, target, and whether a norm stands between them."""
+    several = facts.n_streams > 1
+    residual = "resid_pre" if layer.parallel else "resid_mid"
+    # A parallel block whose MLP has no norm of its own reads what attention reads.
+    shared = layer.parallel and not facts.mlp_pre_norm
+    yield ("attn_stream_collapse" if several else "resid_pre"), "attn_in", facts.attn_pre_norm
+    if shared:
+        yield "attn_in", "mlp_in", False
+    else:
+        yield ("mlp_stream_collapse" if several else residual), "mlp_in", facts.mlp_pre_norm
+    yield "attn_out", "attn_out_post", facts.attn_post_norm
+    yield "mlp_out", "mlp_out_post", facts.mlp_post_norm
+    yield "q_norm_in", "q_norm_out", True
+    yield "k_norm_in", "k_norm_out", True
+
+
+def _equal(source: str, target: str, layer: int | None, pair: tuple[Tensor, Tensor], tolerance: float) -> Check:
+    before, after = pair
+    return Check(
+        identity=f"{source}, without a norm between, is {target}",
+        layer=layer,
+        proves=(source, target) if source.endswith(("_out", "collapse")) else (target,),
+        error=difference(before, after),
+        control=difference(before.roll(1, 0), after),
+        tolerance=tolerance,
+    )
+
+
+def _fitted(
+    facts: ModelFacts,
+    source: str,
+    target: str,
+    layer: int | None,
+    pair: tuple[Tensor, Tensor],
+    tolerance: float,
+    gainless: bool,
+    *,
+    whole: bool,
+) -> Check:
+    before, after = (t.double().flatten(1) if whole else t.double() for t in pair)
+    centred = facts.norm == "layer"
+    normal = _normalised(before, facts.norm_eps, centred=centred)
+    error, spread = _fit(normal, after, centred=centred)
+    if not gainless and spread < _SPREAD:
+        # As if it were taken between the norm and its gain, or the checkpoint's norms had none.
+        error = float("inf")
+    wrong, _ = _fit(normal.roll(1, -1), after, centred=centred)
+    bare, _ = _fit(before, after, centred=centred)
+    return Check(
+        identity=f"{source}, normalised and times one gain per channel, is {target}",
+        layer=layer,
+        proves=(source, target) if source.endswith(("_in", "_out", "collapse")) else (target,),
+        error=error,
+        control=min(wrong, bare),
+        tolerance=tolerance,
+    )
+
+
+def _normalised(x: Tensor, eps: float, *, centred: bool) -> Tensor:
+    if centred:
+        x = x - x.mean(-1, keepdim=True)
+    normal: Tensor = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return normal
+
+
+def _fit(x: Tensor, y: Tensor, *, centred: bool) -> tuple[float, float]:
+    """How far the best ``gain * x`` (``+ bias``) per channel is from ``y``, and how much the gains differ.
+
+    ``x`` and ``y`` are ``[pos, *channels]``.
+    """
+    x, y = x.flatten(1), y.flatten(1)
+    means = (x.mean(0), y.mean(0)) if centred else (0.0, 0.0)
+    dx, dy = x - means[0], y - means[1]
+    gain = (dx * dy).sum(0) / dx.square().sum(0).clamp(min=1e-300)
+    return difference(gain * dx + means[1], y), float(gain.std() / gain.abs().mean().clamp(min=1e-300))

@@ -1,0 +1,12 @@
+"""One thread: two contend badly on small machines. And the helper modules beside the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+torch.set_num_threads(1)
