@@ -5,7 +5,7 @@ Read off the source of TransformerLensOrg/TransformerLens: ``components/transfor
 and ``grouped_query_attention.py`` (queries and keys are hooked before their norms; values before they are repeated
 over a group), ``components/rms_norm.py`` and ``layer_norm.py`` (``hook_normalized`` lies before the gain),
 ``components/mlps/gated_mlp.py``, ``components/mlps/moe.py``; and, for names that only ``TransformerBridge`` has,
-``model_bridge/generalized_components/block.py`` and ``model_bridge/supported_architectures/deepseek_v4.py``.
+``model_bridge/generalized_components/block.py``, and the architecture of its multi-stream trunk.
 """
 
 from __future__ import annotations

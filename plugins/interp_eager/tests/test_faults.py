@@ -266,3 +266,23 @@ def test_the_real_model_verifies_in_half_precision() -> None:
     with load_model(prepare(), "eager", dtype="bfloat16") as model:
         found = model.verify()
         assert found.ok, found.failed()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_attention_matrices_have_the_models_dtype(family: str, folders: Path) -> None:
+    """Where the softmax is computed in float32 too."""
+    with load_model(save(family, folders), backend="eager", dtype="bfloat16") as model:
+        cache = run_with_cache(model, PROMPT, ["attn_scores.0", "attn_probs.0", "resid_post.0"])
+    assert {tensor.dtype for tensor in cache.values()} == {torch.bfloat16}
+
+
+def test_what_fails_inside_the_forward_is_one_typed_error(llama: InterpModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = llama.session.backend()
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("expected scalar type Float but found BFloat16\nsecond line")
+
+    monkeypatch.setattr(model.model.model.layers[1], "forward", broken)
+    with pytest.raises(RequestError, match="forward of this model failed: expected scalar type Float") as caught:
+        run_with_cache(llama, PROMPT, ["resid_post.2"])
+    assert isinstance(caught.value.__cause__, RuntimeError)

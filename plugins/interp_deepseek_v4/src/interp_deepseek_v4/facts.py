@@ -48,8 +48,13 @@ def without_final_norm(config: Any, facts: ModelFacts) -> ModelFacts:
     """A trunk whose contraction holds the last norm; some of its blocks add features of n-grams to all streams."""
     added = [int(number) - 1 for number in getattr(config, "ple_layer_ids", None) or ()]
     # The norms, too, are inside the connections: sublayers read what was collapsed as it is.
-    norms = {"final_norm": False, "attn_pre_norm": False, "mlp_pre_norm": False}
-    return attrs.evolve(several_streams(config, facts), **norms, extra={**facts.extra, "stream_additions": added})
+    return attrs.evolve(
+        several_streams(config, facts),
+        final_norm=False,
+        attn_pre_norm=False,
+        mlp_pre_norm=False,
+        extra={**facts.extra, "stream_additions": added},
+    )
 
 
 def basis(facts: ModelFacts) -> ResidualBasis:
