@@ -36,7 +36,7 @@ demo: demo-venv
 
 # One thread and little cache, so that real vLLM engines fit on two cores beside the tests; and no hub.
 test: venv
-	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 "$(VENV)/bin/python" -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 "$(VENV)/bin/python" tools/run_tests.py $(ARGS)
 
 lint: venv
 	@"$(VENV)/bin/ruff" check .
