@@ -58,11 +58,12 @@ def encoded_chat(file: Path, messages: Sequence[Any], *, add_generation_prompt: 
         )
     try:
         encode = _module(file).encode_messages
-    except Exception as error:  # It is somebody's code: whatever it raises, its conversations cannot be written.
+    except (Exception, SystemExit) as error:
+        # It is somebody's code: whatever it raises, its conversations cannot be written.
         raise ModelUnavailable(f"{file} cannot be used: {type(error).__name__}: {error}") from error
     try:
         text = encode(list(messages), **{"thinking_mode": "chat", **options})
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RequestError(f"the messages do not fit {file.name}: {type(error).__name__}: {error}") from error
     if not isinstance(text, str):
         raise ModelUnavailable(f"{file}: its encode_messages gave {type(text).__name__}, not text")

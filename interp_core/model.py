@@ -11,6 +11,7 @@ from interp_core.errors import InterpError, RequestError
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.points import PointSpec
+from interp_core.registry import own_configurations
 from interp_core.residual import ResidualBasis
 from interp_core.scalars import whole_number
 from interp_core.session import Session
@@ -191,7 +192,9 @@ class InterpModel:
         """
         if self._tokenizer is None:
             trusted = bool(self.profile.options.get("trust_remote_code", False))
-            self._tokenizer = load_tokenizer(self.model_id, trust_remote_code=trusted)
+            own = () if self.profile.architecture is None else (self.profile.architecture,)
+            classes = own_configurations(own)
+            self._tokenizer = load_tokenizer(self.model_id, trust_remote_code=trusted, classes=classes)
         return self._tokenizer
 
     def to_tokens(self, text: str | Sequence[str], *, add_special_tokens: bool = True) -> Tensor | list[list[int]]:

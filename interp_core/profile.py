@@ -174,6 +174,11 @@ class ModelProfile:
             why, instead = "; ".join(self.grad_support.blockers), self.grad_support.remedy
         elif name in ("read_point", "write_point", "residual_stream"):
             return self._general_point_refusal(name)
+        elif name == "attention" and name in self.spec.capabilities:
+            if self.support("attn_scores").readable:
+                return None
+            why = self.support("attn_scores").why
+            instead = self._elsewhere(name, Address("attn_scores")) or "another model; this trunk has none"
         elif name in self.spec.capabilities:
             return None
         return CapabilityUnsupported(

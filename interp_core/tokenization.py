@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from interp_core.chat_code import chat_code, encoded_chat
+from interp_core.configuration import read_configuration
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
 
 if TYPE_CHECKING:
@@ -17,8 +19,10 @@ __all__ = ["chat_ids", "has_tokenizer", "load_tokenizer", "text_ids", "token_str
 _FILES: Final = ("tokenizer*", "vocab*", "merges.txt", "*.tiktoken", "spiece.model", "sentencepiece*")
 
 
-def load_tokenizer(model_id: str, *, trust_remote_code: bool) -> Any:
+def load_tokenizer(model_id: str, *, trust_remote_code: bool, classes: Mapping[str, str] | None = None) -> Any:
     """The checkpoint's own tokenizer.
+
+    ``classes`` are configuration classes of architectures, as :func:`read_configuration` takes them.
 
     Raises:
         ModelUnavailable: the checkpoint has none that can be read.
@@ -29,7 +33,9 @@ def load_tokenizer(model_id: str, *, trust_remote_code: bool) -> Any:
     except ImportError as error:
         raise BackendUnavailable("tokenizers need transformers: pip install interp-eager (or interp-vllm)") from error
     try:
-        return AutoTokenizer.from_pretrained(model_id, trust_remote_code=trust_remote_code)
+        # Given, because transformers' registry may hold somebody else's class for this model type by now.
+        config = read_configuration(model_id, trust_remote_code=trust_remote_code, classes=classes)
+        return AutoTokenizer.from_pretrained(model_id, config=config, trust_remote_code=trust_remote_code)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(f"{model_id}: its tokenizer cannot be read: {reason}. Token ids still work.") from error
@@ -72,6 +78,10 @@ def chat_ids(
     """
     import torch
 
+    if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
+        raise RequestError("a conversation is a list of messages such as {'role': 'user', 'content': 'hello'}")
+    # Neither a template nor somebody's code gets at the caller's own.
+    messages = copy.deepcopy(list(messages))
     if getattr(tokenizer, "chat_template", None):
         try:
             text = tokenizer.apply_chat_template(

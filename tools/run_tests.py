@@ -2,9 +2,9 @@
 
     python tools/run_tests.py [arguments for one run of pytest]
 
-An engine computes in processes of its own, one at a time, so that one core is enough for it and for its tests; the other
-core does the rest meanwhile. With arguments there is one run with those. The exit status is that of the first run that
-failed, and the last line is the summary of the second run.
+An engine computes in processes of its own, one at a time, so that one core is enough for it and for its tests, and
+the other core does the rest meanwhile. With arguments there is one run with those. The exit status is that of the
+first run that failed, and the last line is the summary of the second run.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from rich.table import Table
 from interp_core.cli.console import errors, out, print_json, working
 from interp_core.cli.models import BackendName, Device, Dtype, Json, ModelName, Options, load
 from interp_core.errors import RequestError
+from interp_core.streams import read_reduction
 from interp_core.tokens import read_layers
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ def lens(
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Tokens per cell in --json and --html.")] = 5,
     positions: Positions = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write a picture that opens in a browser.")] = None,
+    reduction: Annotated[
+        str | None,
+        typer.Option("--reduction", help="Of several residual streams: head, mean, sum, or a stream's number."),
+    ] = None,
     backend: BackendName = "auto",
     dtype: Dtype = "auto",
     device: Device = None,
@@ -46,13 +51,18 @@ def lens(
         raise RequestError("--layers takes numbers, such as 0,5,11 or 20:30")
 
     def check(profile: ModelProfile) -> None:
-        profile.require("logit_lens")
+        read_reduction(reduction, profile)
         _layers(wanted, profile)
 
     with load(model, backend, dtype, device, option, check) as loaded:
         ids = loaded.to_tokens(prompt)
         result = loaded.logit_lens(
-            ids, _layers(wanted, loaded.profile), top_k, positions=chosen, progress=errors.is_terminal
+            ids,
+            _layers(wanted, loaded.profile),
+            top_k,
+            positions=chosen,
+            reduction=reduction,
+            progress=errors.is_terminal,
         )
         if html is not None:
             from interp_core.cli.lens_html import lens_page

@@ -86,6 +86,7 @@ def test_what_the_code_cannot_leave_out_is_refused(folder: Path) -> None:
     [
         ("raise ValueError('broken')", ModelUnavailable, "broken"),
         ("x = 1", ModelUnavailable, "encode_messages"),
+        ("import sys; sys.exit(3)", ModelUnavailable, "SystemExit"),
         ("def encode_messages(messages, thinking_mode): return 3", ModelUnavailable, "int, not text"),
         ("def encode_messages(messages, thinking_mode): return messages[0]['nothing']", RequestError, "do not fit"),
     ],
@@ -111,3 +112,16 @@ def test_a_template_is_preferred_to_code(folder: Path) -> None:
 def test_no_format_at_all_is_said(folder: Path) -> None:
     with pytest.raises(RequestError, match="no chat template"):
         load_model(folder, backend="eager").chat_tokens(HELLO)
+
+
+def test_the_callers_messages_are_not_changed(folder: Path) -> None:
+    code = CODE.replace('text = "<s>"', 'messages[0]["content"] = "spoiled"; text = "<s>"')
+    messages = [{"role": "user", "content": "hello"}]
+    trusted(with_code(folder, code)).chat_tokens(messages)
+    assert messages == HELLO
+
+
+def test_text_is_no_conversation(folder: Path) -> None:
+    for wrong in ("hello", ["hello"]):
+        with pytest.raises(RequestError, match="list of messages"):
+            trusted(with_code(folder)).chat_tokens(wrong)

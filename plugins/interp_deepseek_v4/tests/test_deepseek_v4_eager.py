@@ -41,23 +41,30 @@ def block(deepseek: Any, layer: int) -> Any:
     return backend.model.model.layers[layer]
 
 
-def entry_path(layer: int) -> str:
-    return f"path.model.layers.{layer}.self_attn.compressor"
+ENTRIES: dict[int, torch.Tensor] = {}
+"""What the compressor of each layer gave in the run of ``plain``."""
 
 
 @pytest.fixture(scope="module")
 def plain(deepseek: Any) -> Cache:
-    paths = [entry_path(i) for i in LAYERS if RATES[i]]
-    return run_with_cache(deepseek.model, PROMPT, [*POINTS, *paths])
+    """Every point of one prompt, and beside it the entries, by hooks of our own on the compressors."""
+    handles = [
+        block(deepseek, i).self_attn.compressor.register_forward_hook(
+            lambda module, args, out, i=i: ENTRIES.__setitem__(i, out[0].detach().clone())
+        )
+        for i in LAYERS
+        if RATES[i]
+    ]
+    cache = run_with_cache(deepseek.model, PROMPT, POINTS)
+    for handle in handles:
+        handle.remove()
+    return cache
 
 
 def entries(plain: Cache, layer: int) -> torch.Tensor:
     """Compressed entries ``[entries, head_dim]`` as the compressor's module gives them; none on a layer without one."""
-    if not RATES[layer]:
-        return torch.zeros(0, 32)
-    # ``[batch, 1, entries, head_dim]``: the heads' axis stands where positions do elsewhere.
-    flat: torch.Tensor = plain[entry_path(layer)][0, 0]
-    return flat.reshape(-1, 32)
+    # ``[batch, 1, entries, head_dim]``.
+    return ENTRIES[layer][0, 0] if RATES[layer] else torch.zeros(0, 32)
 
 
 def rotated(rows: torch.Tensor, layer: int, *, back: bool = False) -> torch.Tensor:

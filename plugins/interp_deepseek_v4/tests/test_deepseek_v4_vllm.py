@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from published import both_forms
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from interp_core import (
     Ablate,
@@ -221,7 +227,7 @@ def test_what_cannot_be_had_says_why(pair: Pair) -> None:
 
 
 def test_checkpoints_and_builds_that_vllm_cannot_run_are_refused_by_name(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(BackendUnavailable, match=r"saved by transformers.*published form.*eager"):
         load_model(pair.saved, backend="vllm", **OPTIONS).warmup()
@@ -234,6 +240,14 @@ def test_checkpoints_and_builds_that_vllm_cannot_run_are_refused_by_name(
         load_model(pair.published, backend="vllm", **{**plain, "dtype": "bfloat16"}).warmup()
     with pytest.raises(BackendUnavailable, match="vllm-static"):
         load_model(pair.published, backend="vllm-static", dtype="float32").warmup()
+    for ranks in ({"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}):
+        with pytest.raises(BackendUnavailable, match="one rank only"):
+            load_model(pair.published, backend="vllm", **OPTIONS, **ranks).warmup()
+    other = Path(shutil.copytree(pair.published, tmp_path / "other"))
+    values = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**values, "index_topk": 3}))
+    with pytest.raises(BackendUnavailable, match="index_topk=3, not 512"):
+        load_model(other, backend="vllm", **OPTIONS).warmup()
     assert inspect_model(pair.saved, backend="vllm").facts == inspect_model(pair.published, backend="eager").facts
 
 
@@ -241,6 +255,17 @@ def test_plain_generation(pair: Pair) -> None:
     with load_model(pair.published, backend="vllm-generate", **OPTIONS) as model:
         found = [c.token_ids for c in model.generate(PROMPTS, max_tokens=8, ignore_eos=True)]
     assert found == [c.token_ids for c in pair.eager.generate(PROMPTS, max_tokens=8, ignore_eos=True)]
+
+
+def test_a_tokenizer_of_eager_is_read_after_vllm_began(pair: Pair, tmp_path: Path) -> None:
+    """vLLM puts its own configuration class in the place of transformers', which refuses this configuration."""
+    saved = Path(shutil.copytree(pair.saved, tmp_path / "saved"))
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(saved)
+    with load_model(saved, backend="eager", dtype="float32") as model:
+        assert model.to_tokens("a b a").tolist() == [[0, 1, 0]]  # type: ignore[union-attr]
+        assert model.generate([5, 6, 7], max_tokens=2).text is not None
 
 
 ORDER = """

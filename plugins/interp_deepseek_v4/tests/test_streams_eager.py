@@ -740,3 +740,35 @@ def test_a_steered_generation_is_steered_at_each_step(trunk: Any) -> None:
     for key in points:
         assert difference(grown[key], once[key]) < TIGHT
         assert difference(grown[key][:, -1], without[key][:, -1]) > FAR
+
+
+def test_a_path_into_a_stack_is_refused_where_its_axes_are_not_known(trunk: Any) -> None:
+    """Streams or heads in front of prompts must not be taken for prompts or positions."""
+    model, n = trunk.model, trunk.model.facts.n_streams
+    path = {
+        "deepseek_v4": "path.model.layers.1.self_attn.q_b_norm",
+        "gemma3n_text": "path.model.layers.1",
+    }.get(trunk.name)
+    if path is None:
+        path = "path.model.language_model.layers.1" if trunk.name == "glm5_next" else "path.model.layers.1"
+        stack = run_with_cache(model, PROMPT, [path])[path]
+        whole = run_with_cache(model, PROMPT, ["resid_streams.1"])["resid_streams.1"]
+        assert torch.equal(stack.flatten(2), whole.flatten(2))
+        return
+    for prompts in ([PROMPT], [PROMPT[:n]] * n):
+        with pytest.raises(RequestError, match="its rows cannot be told apart"):
+            run_with_cache(model, prompts, [path])
+
+
+def test_verify_holds_on_every_trunk(trunk: Any) -> None:
+    """At the first layer too, whose streams are copies of one."""
+    found = trunk.model.verify(PROMPT)
+    assert found.ok, found.failed()
+    assert any(check.layer == 0 for check in found.checks)
+
+
+def test_attention_is_promised_only_where_matrices_are_had(trunk: Any) -> None:
+    refused = trunk.model.refusal("attention")
+    assert (refused is None) == (trunk.name == "deepseek_v4")
+    if refused is not None:
+        assert "eager" not in refused.instead  # It is eager that has none.

@@ -286,3 +286,22 @@ def test_what_fails_inside_the_forward_is_one_typed_error(llama: InterpModel, mo
     with pytest.raises(RequestError, match="forward of this model failed: expected scalar type Float") as caught:
         run_with_cache(llama, PROMPT, ["resid_post.2"])
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_path_and_a_point_on_one_module_do_not_disturb_each_other(llama: InterpModel) -> None:
+    path = "path.model.layers.1"
+    alone = {a: run_with_cache(llama, PROMPT, [a])[a] for a in (POINT, path)}
+    assert torch.equal(alone[POINT], alone[path])
+    for order in ([POINT, path], [path, POINT]):
+        both = run_with_cache(llama, PROMPT, order)
+        assert all(torch.equal(both[a], alone[a]) for a in order)
+    with steer(llama, [Add(POINT, torch.ones(llama.d_model)), Apply(path, lambda rows: rows * 2)]):
+        steered = run_with_cache(llama, PROMPT, [POINT, path])
+    assert torch.equal(steered[POINT], (alone[POINT] + 1) * 2)
+    assert torch.equal(steered[path], steered[POINT])
+
+
+def test_a_path_whose_axes_are_not_prompts_and_positions_is_refused(llama: InterpModel) -> None:
+    """Rotary embeddings of one batch for all, here: rows of it would stand for prompts that they are not."""
+    with pytest.raises(RequestError, match=r"rotary_emb gives \[1, \d+, \d+\], which does not begin with 2 prompts"):
+        run_with_cache(llama, [PROMPT, PROMPT], ["path.model.rotary_emb"])

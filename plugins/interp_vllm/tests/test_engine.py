@@ -225,3 +225,16 @@ def test_shutting_down_under_a_running_generation_is_an_error_and_not_a_wait(loa
             pass
     with pytest.raises(BackendUnavailable, match="shut down"):
         model.generate(PROMPTS[0], max_tokens=1)
+
+
+def test_heads_that_the_kernel_has_not_are_refused_before_an_engine_starts(tmp_path: Path) -> None:
+    """It would start, and end with the first request."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=64
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    for backend in ("vllm", "vllm-generate"):
+        with pytest.raises(BackendUnavailable, match="no kernel for heads of 16"):
+            load_model(tmp_path, backend=backend, dtype="float32").warmup()

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["deepseek_v4"]
 
+_SIZES: Final = {"head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128, "index_topk": 512}
+"""What vLLM's kernels, metadata and caches take for granted."""
+
 _CPU, _NVIDIA = "vllm.models.deepseek_v4.cpu.model", "vllm.models.deepseek_v4.nvidia.model"
 
 
@@ -212,13 +215,23 @@ def _require_kernels(profile: ModelProfile) -> None:
 
 
 def _require_published(model_id: str) -> None:
-    """Refuse what transformers saved: vLLM reads the names and keys of the published checkpoints only."""
+    """Refuse what vLLM cannot read (names and keys that transformers saved), and sizes that it has no kernels for."""
     file = Path(model_id).expanduser() / "config.json"
-    if file.is_file() and "compress_ratios" not in json.loads(file.read_text(encoding="utf-8")):
+    if not file.is_file():
+        return
+    values = json.loads(file.read_text(encoding="utf-8"))
+    if "compress_ratios" not in values:
         raise BackendUnavailable(
             f"{model_id} was saved by transformers, whose configuration keys (layer_types, mlp_layer_types, "
             "compress_rates) and weight names vLLM's DeepSeek-V4 does not read; give the published form "
             "(compress_ratios, num_hash_layers), or use backend='eager', which reads both"
+        )
+    wrong = [f"{key}={values[key]}, not {size}" for key, size in _SIZES.items() if values.get(key, size) != size]
+    wrong += [f"a compress ratio of {ratio}" for ratio in sorted(set(values["compress_ratios"]) - {0, 4, 128})]
+    if wrong:
+        raise BackendUnavailable(
+            f"vLLM's DeepSeek-V4 is written for the sizes of published models, and this one has {'; '.join(wrong)}; "
+            "use backend='eager'"
         )
 
 

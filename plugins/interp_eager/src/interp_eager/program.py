@@ -85,7 +85,11 @@ class Program:
     def site(self, leaf: Read, layer: int | None) -> Site:
         """The site of a leaf, made if it is new."""
         module = self.layout.module(leaf.role, None if leaf.role in self.layout.trunk else layer)
-        return self.sites.setdefault((id(module), leaf.side, leaf.slot), Site(module, leaf))
+        site = self.sites.setdefault((id(module), leaf.side, leaf.slot), Site(module, leaf))
+        if site.leaf.role.startswith("path."):
+            # A point knows the order of the axes, and a path does not.
+            site.leaf = leaf
+        return site
 
     def key(self, leaf: Read, layer: int | None) -> SiteKey:
         """The key of a leaf's site."""
@@ -128,8 +132,8 @@ def _add_read(
     program: Program, address: Address, wants: list[Want], profile: ModelProfile, bind: Callable[[Address], Binding]
 ) -> None:
     if address.module_path is not None:
-        site = program.site(Read(address.name), None)
-        site.reads.append(ReadJob(address, site.leaf, (), (), tuple(wants)))
+        leaf = Read(address.name)
+        program.site(leaf, None).reads.append(ReadJob(address, leaf, (), (), tuple(wants)))
         program.past_blocks = True
         return
     axes, coordinates = axes_of(profile, address)
@@ -155,8 +159,8 @@ def _add_write(
     bind: Callable[[Address], Binding],
 ) -> None:
     if address.module_path is not None:
-        site = program.site(Read(address.name), None)
-        site.direct.append(WriteJob(site.leaf, (), tuple((row, write, ()) for row, write in items)))
+        leaf = Read(address.name)
+        program.site(leaf, None).direct.append(WriteJob(leaf, (), tuple((row, write, ()) for row, write in items)))
         return
     axes, _ = axes_of(profile, address)
     placed = tuple((row, write, axes_of(profile, write.address)[1]) for row, write in items)

@@ -33,9 +33,12 @@ class Taps:
     chunk: Chunk
     collector: Collector
     _scratch: dict[SiteKey, Tensor] = field(factory=dict)
+    _paths: set[SiteKey] = field(factory=set)
 
     def visit(self, site: Site, raw: Tensor) -> Tensor | None:
         """Do a site's work on its tensor; the tensor to put in its place, or ``None`` to leave it."""
+        if site.leaf.role.startswith("path."):
+            self._check_path(site, raw)
         tensor = rows = _as_rows(raw, site.leaf, len(self.chunk.starts))
         for write in site.direct:
             tensor = self._write(site, write, tensor)
@@ -46,6 +49,26 @@ class Taps:
         for write in site.carried:
             tensor = self._write(site, write, tensor)
         return None if tensor is rows else _as_raw(tensor, raw, site.leaf)
+
+    def _check_path(self, site: Site, raw: Tensor) -> None:
+        """Refuse a module of which nobody knows what its tensor's axes are.
+
+        Raises:
+            RequestError: it runs twice in a forward, or its tensor does not begin with prompts and positions.
+        """
+        batch, columns = len(self.chunk.starts), max(self.chunk.lengths)
+        shape = list(raw.shape)
+        if site.key in self._paths:
+            raise RequestError(f"{site.leaf.role} runs more than once in a forward, so it has no one output")
+        self._paths.add(site.key)
+        flat = len(shape) == 2 and shape[0] == batch * columns
+        # Where two axes could be the positions, nothing says which of them it is.
+        rows = len(shape) > 2 and shape[:2] == [batch, columns] and (len(shape) == 3 or shape[2] != columns)
+        if not (flat or rows):
+            raise RequestError(
+                f"{site.leaf.role} gives {shape}, which does not begin with {batch} prompts and {columns} positions: "
+                "what its axes are is not known, so its rows cannot be told apart; read a point, or a module around it"
+            )
 
     def _leaf(self, site: Site, layer: int | None, tensor: Tensor) -> Callable[[Read], Tensor]:
         def value(leaf: Read) -> Tensor:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from interp_core.errors import BackendUnavailable
+from interp_core.facts import ModelFacts
 from interp_core.profile import ModelProfile
+from interp_vllm.adapters import adapter
 from interp_vllm.native import model_impl
 from interp_vllm.registration import brings_model, register
 from interp_vllm.static import check_memory, step_tokens
@@ -37,6 +39,8 @@ def engine_arguments(profile: ModelProfile, options: Mapping[str, Any]) -> dict[
     impl = model_impl(profile.facts, options) if trunk is None and not brings_model(profile) else "vllm"
     register(profile)
     _check(profile, impl)
+    if trunk is None and _device(options) == "cpu":
+        _check_heads(profile.facts)
     own = _trunk_options(profile)
     passed = {name: value for name, value in options.items() if name not in {*_OURS, *own} and value is not None}
     if _device(options) == "cpu" and options["kv_cache_memory_bytes"] is None:
@@ -99,6 +103,24 @@ def _check(profile: ModelProfile, impl: str) -> None:
         raise BackendUnavailable(
             f"vLLM's Transformers backend cannot load {facts.model_type}: "
             f"{_NOT_THROUGH_TRANSFORMERS[facts.model_type]}; leave model_impl out, or use backend='eager'"
+        )
+
+
+def _check_heads(facts: ModelFacts) -> None:
+    """Widths of heads that vLLM's attention kernel for CPUs does not have: it would say so at the first request.
+
+    Raises:
+        BackendUnavailable: a layer has such heads.
+    """
+    names: Any = adapter()
+    sizes = names.cpu_head_sizes()
+    if facts.latent_attention or not sizes:
+        return
+    wrong = sorted({layer.head_dim for layer in facts.layers if layer.softmax} - set(sizes))
+    if wrong:
+        raise BackendUnavailable(
+            f"vLLM's attention on a CPU has no kernel for heads of {wrong[0]}; it takes {', '.join(map(str, sizes))}. "
+            "Use backend='eager'"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from interp_vllm.adapters.v0_32.engine import (
     client_errors,
+    cpu_head_sizes,
     longest,
     model_of_engine,
     start_engine,
@@ -42,6 +43,7 @@ __all__ = [
     "attention_of",
     "bare_logits",
     "client_errors",
+    "cpu_head_sizes",
     "embedding",
     "extra_args",
     "finished_logits",

@@ -12,6 +12,7 @@ from interp_vllm.adapters.quiet import quiet
 
 __all__ = [
     "client_errors",
+    "cpu_head_sizes",
     "longest",
     "model_of_engine",
     "start_engine",
@@ -47,6 +48,13 @@ def client_errors() -> tuple[type[Exception], ...]:
     from vllm.exceptions import VLLMClientError, VLLMValidationError
 
     return (ValueError, TypeError, VLLMClientError, VLLMValidationError)
+
+
+def cpu_head_sizes() -> tuple[int, ...]:
+    """Widths of heads that the attention kernel for CPUs takes."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return tuple(CPUAttentionBackend.get_supported_head_sizes())
 
 
 def longest(llm: Any) -> int:
