@@ -12,7 +12,7 @@ from interp_core.converters import as_tuple
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Check", "Get", "difference"]
+__all__ = ["Check", "Get", "difference", "misfit"]
 
 _TIGHT: Final = 1e-3
 
@@ -62,3 +62,17 @@ def difference(x: Tensor, y: Tensor) -> float:
         return worst
     ratio = abs(float(x.norm() / y.norm()) - 1.0)
     return max(worst / scale, ratio)
+
+
+def misfit(value: Tensor, total: Tensor, terms: tuple[Tensor, ...]) -> float:
+    """Largest difference beyond rounding, relative to what the contributions change, not to the residual.
+
+    A residual can be ten thousand times a contribution: measured against it, a wrong contribution would pass.
+    """
+    import torch
+
+    sizes = [term.double().abs() for term in (*terms, total)]
+    rounding = torch.finfo(total.dtype).eps * sum(sizes[1:], sizes[0])
+    excess = ((value.double() - total.double()).abs() - rounding).clamp(min=0)
+    changed = (total.double() - terms[0].double()).abs().max()
+    return float(excess.max() / changed) if float(changed) else float(excess.max())

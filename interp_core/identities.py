@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from interp_core.checks import Check, Get, difference
+from interp_core.checks import Check, Get, difference, misfit
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.identities_streams import stream_identities
 
@@ -108,24 +108,10 @@ def _sum(
         identity=identity,
         layer=layer,
         proves=(*name, *(("resid_mid",) if "resid_mid" in identity else ()), "resid_pre", "resid_post"),
-        error=_misfit(value, total, terms),
-        control=_misfit(wrong, total, terms),
+        error=misfit(value, total, terms),
+        control=misfit(wrong, total, terms),
         tolerance=tolerance,
     )
-
-
-def _misfit(value: Tensor, total: Tensor, terms: tuple[Tensor, ...]) -> float:
-    """Largest difference beyond rounding, relative to what the contributions change, not to the residual.
-
-    A residual can be ten thousand times a contribution: measured against it, a wrong contribution would pass.
-    """
-    import torch
-
-    sizes = [term.double().abs() for term in (*terms, total)]
-    rounding = torch.finfo(total.dtype).eps * sum(sizes[1:], sizes[0])
-    excess = ((value.double() - total.double()).abs() - rounding).clamp(min=0)
-    changed = (total.double() - terms[0].double()).abs().max()
-    return float(excess.max() / changed) if float(changed) else float(excess.max())
 
 
 def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:

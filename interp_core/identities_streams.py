@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from interp_core.checks import Check, Get, difference
+from interp_core.checks import Check, Get, difference, misfit
 from interp_core.facts import ModelFacts
 
 if TYPE_CHECKING:
@@ -51,15 +51,16 @@ def _same_stack(layer: int, get: Get) -> Iterator[Check]:
 def _step(site: str, layer: int, parts: list[Tensor], stacks: tuple[str, str], tolerance: float) -> Check:
     mix, write, out, before, after = parts
     # Where the streams are still copies of one, or are not remixed, a matrix turned round changes nothing.
+    terms = (mix.to(before.dtype) @ before, write.to(before.dtype).unsqueeze(-1) * out.unsqueeze(-2))
     wrong = max(
-        difference(_next(mix.transpose(-1, -2), write, out, before), after),
-        difference(_next(mix, write.roll(1, -1), out, before), after),
+        misfit(_next(mix.transpose(-1, -2), write, out, before), after, terms),
+        misfit(_next(mix, write.roll(1, -1), out, before), after, terms),
     )
     return Check(
         identity=f"{site}_stream_mix @ {stacks[0]} + {site}_stream_write (x) {site}_out is {stacks[1]}",
         layer=layer,
         proves=(f"{site}_stream_mix", f"{site}_stream_write", f"{site}_out", *stacks),
-        error=difference(_next(mix, write, out, before), after),
+        error=misfit(sum(terms[1:], terms[0]), after, terms),
         control=wrong,
         tolerance=tolerance,
     )
