@@ -9,6 +9,7 @@ first run that failed, and the last line is the summary of the second run.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,9 @@ def main(arguments: list[str]) -> int:
     if arguments:
         return subprocess.run([*command, *arguments], check=False).returncode
     with tempfile.TemporaryFile("w+", encoding="utf-8") as report:
-        engines = subprocess.Popen([*command, *_ENGINES], stdout=report, stderr=subprocess.STDOUT)
+        # Unbuffered, so that a run that is killed has said how far it came.
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        engines = subprocess.Popen([*command, *_ENGINES], stdout=report, stderr=subprocess.STDOUT, env=environment)
         try:
             rest = subprocess.run([*command, *_REST], check=False).returncode
             failed = engines.wait()
