@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,10 @@ def pair(folders: Path, quick_engines: None) -> Iterator[Pair]:
     Steps of at most 64 tokens, where this machine's vLLM splits prompts at all.
     """
     saved, published = both_forms(folders)
+    before = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
     vllm = load_model(published, backend="vllm", max_num_batched_tokens=64, **OPTIONS).warmup()
+    # vLLM switches compilation off for this model by a variable, which must not reach the next engine.
+    assert {name: value for name, value in os.environ.items() if name.startswith("VLLM_")} == before
     eager = load_model(saved, backend="eager", dtype="float32").warmup()
     yield Pair(vllm, eager, saved, published)
     vllm.shutdown()

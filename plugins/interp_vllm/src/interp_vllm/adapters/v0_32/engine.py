@@ -29,7 +29,7 @@ def start_engine(arguments: Mapping[str, Any]) -> Any:
     Args:
         arguments: keyword arguments of vLLM's ``EngineArgs``.
     """
-    with quiet(), _without_main():
+    with quiet(), _without_main(), _environment_kept():
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.executor import Executor
@@ -74,6 +74,21 @@ def _without_main() -> Iterator[None]:
     finally:
         for name, value in kept.items():
             setattr(main, name, value)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """What vLLM sets in the environment for one engine and its processes must not reach the next one.
+
+    For some models it switches compilation off that way, and a later engine would be compiled no more.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def stop_engine(llm: Any) -> None:
