@@ -52,7 +52,7 @@ class Conformance:
 
     def checkpoint(self, folder: Path) -> str | Path:
         """Make a tiny checkpoint with random weights, norm gains and biases below ``folder``, and return its path."""
-        raise NotImplementedError("say which model to test: def checkpoint(self, folder) -> path")
+        raise TypeError("say which model to test: def checkpoint(self, folder) -> path")
 
     def identities(self, cache: Cache) -> Iterable[Check]:
         """The author's own identities, on every served point of one prompt. Each check names what it proves."""
@@ -60,7 +60,7 @@ class Conformance:
 
     def cases(self) -> Sequence[tuple[str, str]]:
         """Pairs of backend and checkpoint that every test is run with."""
-        raise NotImplementedError("subclass BackendConformance or ArchitectureConformance")
+        raise TypeError("subclass BackendConformance or ArchitectureConformance")
 
     def folder_of(self, name: str, folder: Path) -> Path:
         """The checkpoint of a case, below ``folder``."""

@@ -242,7 +242,6 @@ def test_interp_engine_addresses() -> None:
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> ModelProfile:
-    pytest.importorskip("interp_deepseek_v4")
     folder = tmp_path_factory.mktemp("streams")
     AutoConfig.for_model("deepseek_v4", **{**SMALL, "num_key_value_heads": 1, "num_hash_layers": 0}).save_pretrained(
         folder

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-
-# Helper modules lie beside the tests, wherever pytest was started.
-sys.path.insert(0, str(Path(__file__).parent))
-
+from stream_tools import captured
 from trunks import TRUNKS, save
 
-from interp_core import InterpModel, load_model
+from interp_core import Cache, InterpModel, load_model
 
 torch.set_num_threads(1)
 
@@ -71,3 +67,9 @@ def transformers_model() -> Any:
         return loaded[trunk.path]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def plain(trunk: Loaded) -> Cache:
+    """Everything of one run of each trunk, shared by the tests that only read."""
+    return captured(trunk)

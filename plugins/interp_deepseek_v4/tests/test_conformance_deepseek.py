@@ -16,7 +16,7 @@ from trunks import LAYER_TYPES, save
 from interp_core import Cache
 from interp_core.testing import ArchitectureConformance, Check, difference
 
-_ELSEWHERE = "its update of the streams needs the block's own weights: test_streams_eager compares it with those"
+_ELSEWHERE = "its update of the streams needs the block's own weights: test_streams_equations compares it with those"
 
 
 def turned(rows: torch.Tensor, base: float) -> torch.Tensor:

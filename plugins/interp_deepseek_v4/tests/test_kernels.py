@@ -233,7 +233,7 @@ def compressed_by_kernels(
             kv[start:stop], gate[start:stop], module.position_bias, positions, states, positions + 4
         )
         before = positions.unsqueeze(-1) - 2 * RATIO + 1 + torch.arange(2 * RATIO)
-        compressor.compress_norm_rope_store_cpu(
+        compressor.compress_and_store(
             states,
             torch.where(before >= 0, before + 4, -1),
             positions,

@@ -45,7 +45,7 @@ def _window_means(states: torch.Tensor, seen: torch.Tensor, ratio: int, channels
     return (kv * gate.softmax(1)).sum(1)
 
 
-def _compress_and_store(
+def compress_and_store(
     state_cache: torch.Tensor,
     gather_slots: torch.Tensor,
     positions: torch.Tensor,
@@ -73,46 +73,9 @@ def _compress_and_store(
     STORE.write(kv_cache_2d, kv_cache_block_size, kv_slots[ends], rotate(normed, begins, cos_sin_cache))
 
 
-def compress_norm_rope_store_cpu(
-    state_cache: torch.Tensor,
-    gather_slots: torch.Tensor,
-    positions: torch.Tensor,
-    kv_slot_mapping: torch.Tensor,
-    rms_norm_weight: torch.Tensor,
-    rms_norm_eps: float,
-    cos_sin_cache: torch.Tensor,
-    kv_cache_2d: torch.Tensor,
-    kv_cache_block_size: int,
-    compress_ratio: int,
-) -> None:
-    """Entries that attention reads."""
-    _compress_and_store(
-        state_cache, gather_slots, positions, kv_slot_mapping, rms_norm_weight, rms_norm_eps, cos_sin_cache,
-        kv_cache_2d, kv_cache_block_size, compress_ratio,
-    )  # fmt: skip
-
-
-def compress_norm_rope_store_indexer_cpu(
-    state_cache: torch.Tensor,
-    gather_slots: torch.Tensor,
-    positions: torch.Tensor,
-    kv_slot_mapping: torch.Tensor,
-    rms_norm_weight: torch.Tensor,
-    rms_norm_eps: float,
-    cos_sin_cache: torch.Tensor,
-    kv_cache_2d: torch.Tensor,
-    kv_cache_block_size: int,
-    compress_ratio: int,
-) -> None:
-    """Entries that the indexer scores, the same way at its smaller width."""
-    _compress_and_store(
-        state_cache, gather_slots, positions, kv_slot_mapping, rms_norm_weight, rms_norm_eps, cos_sin_cache,
-        kv_cache_2d, kv_cache_block_size, compress_ratio,
-    )  # fmt: skip
-
-
 KERNELS: Final = (
     Kernel(save_partial_states_cpu, mutates=("state_cache",)),
-    Kernel(compress_norm_rope_store_cpu, mutates=("kv_cache_2d",)),
-    Kernel(compress_norm_rope_store_indexer_cpu, mutates=("kv_cache_2d",)),
+    # Entries that attention reads, and those that the indexer scores: the same thing at another width.
+    Kernel(compress_and_store, mutates=("kv_cache_2d",), op="compress_norm_rope_store_cpu"),
+    Kernel(compress_and_store, mutates=("kv_cache_2d",), op="compress_norm_rope_store_indexer_cpu"),
 )

@@ -33,7 +33,7 @@ def apply(
 ) -> None:
     """In the place of ``apply``: ``output`` ``[T, D]`` is the weighted sum over each token's experts, in float32."""
     if expert_map is not None or str(activation.value).lower() != "silu":
-        raise NotImplementedError("the reference experts know all experts on one rank, with SiLU gates")
+        raise ValueError("the reference experts know all experts on one rank, with SiLU gates")
     limit = experts.quant_config.gemm1_clamp_limit
     total = torch.zeros(output.shape, dtype=torch.float32)
     for expert in topk_ids.unique().tolist():

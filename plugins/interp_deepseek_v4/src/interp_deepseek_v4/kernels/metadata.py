@@ -52,7 +52,7 @@ def compressed_slots(
 ) -> None:
     """`CompressedSlotMappingKernel`: the slot of the entry that a token closes, -1 for the others."""
     if dcp_world_size != 1:
-        raise NotImplementedError("the reference kernels do not know decode context parallelism")
+        raise ValueError("the reference kernels do not know decode context parallelism")
     for request in range(block_table.shape[0]):
         start, end = int(query_start_loc[request]), int(query_start_loc[request + 1])
         positions = torch.arange(end - start) + int(seq_lens[request]) - (end - start)
@@ -81,7 +81,7 @@ def prefill_chunk(
 ) -> None:
     """`BuildPrefillChunkMetadataKernel`: from where to where in the chunk's entries each query may look."""
     if dcp_world != 1:
-        raise NotImplementedError("the reference kernels do not know decode context parallelism")
+        raise ValueError("the reference kernels do not know decode context parallelism")
     for request in range(num_reqs):
         start, end = int(query_start_loc[request]), int(query_start_loc[request + 1])
         rows = torch.arange(max(start, query_slice_start), min(end, query_slice_stop))

@@ -22,15 +22,16 @@ _REGISTERED: Final[set[str]] = set()
 
 @attrs.frozen
 class Kernel:
-    """One op: its name is the function's, and `mutates` are the arguments that it writes to."""
+    """One op: `mutates` are the arguments that it writes to, and its name is the function's, or `op`."""
 
     function: Callable[..., Any]
     mutates: tuple[str, ...] = ()
+    op: str = ""
 
     @property
     def name(self) -> str:
         """The op's name below `torch.ops._C`."""
-        return self.function.__name__
+        return self.op or self.function.__name__
 
 
 def compiled(name: str) -> bool:
