@@ -70,8 +70,7 @@ def verify(model: InterpModel, tokens: Any = None) -> Verification:
         address
         for spec in model.points()
         for layer in ([None] if spec.scope == "trunk" else range(model.n_layers))
-        for address in (Address(spec.name, layer), *_streams(spec, layer, model.facts.n_streams))
-        if not spec.integer and model.profile.read_refusal(address) is None
+        for address in _addresses(model, spec, layer)
     ]
     cache = run_with_cache(model, ids, served)
     tolerance = _TOLERANCE.get(str(next(iter(cache.values())).dtype).removeprefix("torch."), 3e-2)
@@ -90,11 +89,15 @@ def _prompt(model: InterpModel, tokens: Any) -> list[int]:
     return list(batch.rows[0])
 
 
-def _streams(spec: PointSpec, layer: int | None, streams: int) -> list[Address]:
-    """Single streams of a point that is refused as a whole."""
-    if streams == 1 or spec.axes[:1] != ("streams",) or not spec.name.startswith("resid_"):
+def _addresses(model: InterpModel, spec: PointSpec, layer: int | None) -> list[Address]:
+    """A point as a whole, or by its single streams where it is refused as a whole; nothing if it is not served."""
+    whole = Address(spec.name, layer)
+    if spec.integer or model.profile.read_refusal(whole) is None:
+        return [] if spec.integer else [whole]
+    if spec.axes[:1] != ("streams",):
         return []
-    return [Address(spec.name, layer, (("stream", k),)) for k in range(streams)]
+    streams = [Address(spec.name, layer, (("stream", k),)) for k in range(model.facts.n_streams)]
+    return [address for address in streams if model.profile.read_refusal(address) is None]
 
 
 def _getter(cache: Cache) -> Any:
