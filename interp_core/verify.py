@@ -92,9 +92,9 @@ def _prompt(model: InterpModel, tokens: Any) -> list[int]:
 def _addresses(model: InterpModel, spec: PointSpec, layer: int | None) -> list[Address]:
     """A point as a whole, or by its single streams where it is refused as a whole; nothing if it is not served."""
     whole = Address(spec.name, layer)
-    if spec.integer or model.profile.read_refusal(whole) is None:
-        return [] if spec.integer else [whole]
-    if spec.axes[:1] != ("streams",):
+    if not spec.integer and model.profile.read_refusal(whole) is None:
+        return [whole]
+    if spec.integer or spec.axes[:1] != ("streams",):
         return []
     streams = [Address(spec.name, layer, (("stream", k),)) for k in range(model.facts.n_streams)]
     return [address for address in streams if model.profile.read_refusal(address) is None]
