@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from interp_core.address import Address, parse_address
-from interp_core.errors import AddressError, ModelUnavailable, RequestError, unknown_name
-from interp_core.points import GENERAL_POINTS
+from interp_core.address import Address, parse_address, parse_pattern
+from interp_core.cache_files import read_cache, write_cache
+from interp_core.cache_rows import head_coordinate, is_pairwise, without_coordinates
+from interp_core.casting import cast, read_dtype
+from interp_core.errors import AddressError, RequestError, unknown_name
+from interp_core.scalars import whole_number
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
-    from interp_core.requests import ForwardResult
-    from interp_core.tokens import TokenBatch
-
-__all__ = ["Cache", "assemble"]
-
-_METADATA = "interp_cache"
-_PAIRWISE = frozenset(name for name, spec in GENERAL_POINTS.items() if not spec.positional)
+__all__ = ["Cache"]
 
 
 @define(eq=False)
 class Cache(Mapping[Address, "Tensor"]):
     """Captured tensors, ``[batch, pos, *axes]`` each (attention: ``[batch, heads, query, key]``).
 
-    A mapping keyed by :class:`Address` that takes strings and ``(name, layer)`` tuples too. Tensors are
-    copies: changing one in place reaches neither the model nor another entry. Padding rows are zero.
+    A mapping keyed by :class:`Address` that takes strings and ``(name, layer)`` tuples too. Where a whole point is
+    here, its coordinates are: ``cache["z.3.head-4"]`` is a copy of that head of ``z.3``, while iteration and ``len``
+    are about what was captured. Tensors are copies: changing one in place reaches neither the model nor another
+    entry. Padding rows are zero.
 
     Attributes:
         tokens: token ids per prompt (generated tokens included where there are such rows).
@@ -40,6 +38,7 @@ class Cache(Mapping[Address, "Tensor"]):
         positions: absolute positions of the rows, where only some were asked for; else ``None``.
         entries: of attention matrices with columns for compressed entries behind those of tokens, how many such
             columns are each prompt's own; empty on a trunk that compresses no keys.
+        model_id: the model that it was captured from; ``None`` for a cache made by hand.
     """
 
     _tensors: dict[Address, Tensor]
@@ -48,17 +47,17 @@ class Cache(Mapping[Address, "Tensor"]):
     offsets: tuple[int, ...] = ()
     positions: tuple[tuple[int, ...], ...] | None = field(default=None)
     entries: dict[Address, tuple[int, ...]] = field(factory=dict)
+    model_id: str | None = None
 
     def __getitem__(self, key: object) -> Tensor:
-        address = parse_address(key)
-        try:
-            return self._tensors[address]
-        except KeyError:
-            raise AddressError("not in this cache: " + unknown_name("address", str(address), map(str, self))) from None
+        found = self._found(parse_address(key))
+        if found is None:
+            raise AddressError("not in this cache: " + unknown_name("address", str(parse_address(key)), map(str, self)))
+        return found
 
     def __contains__(self, key: object) -> bool:
         try:
-            return parse_address(key) in self._tensors
+            return self._found(parse_address(key)) is not None
         except AddressError:
             return False
 
@@ -80,13 +79,24 @@ class Cache(Mapping[Address, "Tensor"]):
         more = f", ... {len(self) - 6} more" if len(self) > 6 else ""
         return f"Cache({shown}{more})"
 
+    def _found(self, address: Address) -> Tensor | None:
+        if address in self._tensors:
+            return self._tensors[address]
+        whole = self._tensors.get(address.bare())
+        if whole is None or not address.coordinates:
+            return None
+        part = without_coordinates(whole, address, 1 if is_pairwise(address) else 2)
+        return None if part is None else part.clone()
+
+    # What is here.
+
     def mask(self) -> Tensor:
         """``[batch, pos]`` bool: which rows are real."""
         import torch
 
         width = max((o + n for o, n in zip(self.offsets, self.lengths, strict=True)), default=0)
         for address, tensor in self._tensors.items():
-            width = tensor.shape[-2 if address.name in _PAIRWISE else 1]
+            width = tensor.shape[-2 if is_pairwise(address) else 1]
             break
         mask = torch.zeros(len(self.lengths), width, dtype=torch.bool)
         for i, (offset, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
@@ -101,18 +111,32 @@ class Cache(Mapping[Address, "Tensor"]):
         """
         address = parse_address(key)
         columns = self[address].shape[-1]
-        if address.name not in _PAIRWISE:
+        if not is_pairwise(address):
             raise AddressError(f"{address} is no attention matrix: it has a row per position, and no keys")
-        entries = max(self.entries.get(address, (0,)))
+        entries = max(self.entries.get(address) or self.entries.get(address.bare(), (0,)))
         return [f"token {i}" for i in range(columns - entries)] + [f"entry {i}" for i in range(entries)]
 
     def layers(self, name: str) -> tuple[int, ...]:
-        """Layers at which the point ``name`` (without coordinates) is here, in order."""
-        found = {a.layer for a in self._tensors if a.name == name and not a.coordinates and a.layer is not None}
-        return tuple(sorted(found))
+        """Layers at which a point is here, in order: the first axis of :meth:`stack`.
+
+        Args:
+            name: a point (``"resid_post"``), with coordinates too (``"z.*.head-4"``), or some of its layers
+                (``"resid_post.4-8"``).
+        """
+        pattern = parse_pattern(name)
+        one, span = pattern.address, pattern.layers
+        first, last = span or ((0, None) if one.layer is None else (one.layer, one.layer))
+        found = {a.layer for a in self._tensors if a.name == one.name and a.layer is not None}
+        within = (layer for layer in sorted(found) if first <= layer and (last is None or layer <= last))
+        return tuple(layer for layer in within if Address(one.name, layer, one.coordinates) in self)
+
+    # Maths.
 
     def stack(self, name: str) -> Tensor:
-        """The point ``name`` over its layers: ``[layers, batch, pos, *axes]``.
+        """One point over its layers: ``[layers, batch, pos, *axes]``, or ``[layers, batch, heads, query, key]``.
+
+        Args:
+            name: as :meth:`layers` takes it, which tells what layers those are.
 
         Raises:
             AddressError: the point is not here at any layer.
@@ -120,148 +144,112 @@ class Cache(Mapping[Address, "Tensor"]):
         """
         import torch
 
-        layers = self.layers(name)
-        if not layers:
+        one = parse_pattern(name).address
+        tensors = [self[Address(one.name, layer, one.coordinates)] for layer in self.layers(name)]
+        if not tensors:
             raise AddressError(f"{name!r} is not in this cache at any layer; it holds {', '.join(map(str, self))}")
-        tensors = [self._tensors[Address(name, layer)] for layer in layers]
         if len({t.shape for t in tensors}) > 1:
             raise RequestError(f"{name!r} has another shape on some layers, so it does not stack")
         return torch.stack(tensors)
 
-    def to(self, device: str) -> Cache:
-        """The same cache with its tensors on another device.
+    def heads(self, name: str, head: int | Sequence[int]) -> Tensor:
+        """One head of a point, or several, over the layers that have it.
+
+        Args:
+            name: a point with heads, such as ``"z"``, ``"value"`` (whose heads are those of keys and values) or
+                ``"attn_probs"``; captured whole or by these heads.
+            head: its number, or a list of numbers.
+
+        Returns:
+            ``[layers, batch, pos, v_head_dim]`` for a number (attention: ``[layers, batch, query, key]``); for a
+            list ``[layers, batch, pos, heads, v_head_dim]`` (attention: ``[layers, batch, heads, query, key]``),
+            heads in the order of the list. The layers are ``cache.layers(f"{name}.*.head-{head}")``.
 
         Raises:
-            RequestError: there is no such device.
+            AddressError: the point has no heads, or that one is not here.
+            RequestError: ``head`` is no number, or widths differ between layers.
         """
-        try:
-            moved = {a: t.to(device) for a, t in self._tensors.items()}
-        except (RuntimeError, AssertionError) as error:
-            raise RequestError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-        return Cache(moved, self.tokens, self.lengths, self.offsets, self.positions, dict(self.entries))
+        import torch
+
+        coordinate = head_coordinate(name)
+        wanted = list(head) if isinstance(head, Sequence) else [head]
+        numbers = [whole_number(h) for h in wanted]
+        if not numbers or any(n is None or n < 0 for n in numbers):
+            raise RequestError(f"a head is a number from 0, or a list of such numbers, not {head!r}")
+        found = [self.stack(f"{name}.*.{coordinate}-{n}") for n in numbers]
+        if len(found) == 1 and not isinstance(head, Sequence):
+            return found[0]
+        return torch.stack(found, dim=2 if is_pairwise(Address(name)) else 3)
+
+    def at(self, positions: Any) -> Cache:
+        """The same cache with some rows only, as a capture of these positions gives it.
+
+        Args:
+            positions: absolute positions, a slice, or ``"last"``, of each prompt's own tokens; ``None`` for all.
+
+        Returns:
+            A cache whose tensors are ``[batch, positions, *axes]`` (attention: all keys of these queries); its
+            ``positions`` say which rows those are, and prompts with fewer of them are padded on the right.
+
+        Raises:
+            RequestError: a prompt has no such position, or its row is not here.
+        """
+        from interp_core.assembly import with_positions
+
+        return evolve(self) if positions is None else with_positions(self, positions)
+
+    def numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Every captured tensor as a NumPy array, by its address as text; shapes are the tensors' own.
+
+        NumPy has no bfloat16: such tensors become float32, which holds every one of their values exactly.
+        Other dtypes stay.
+        """
+        import torch
+
+        widened = {a: t.float() if t.dtype == torch.bfloat16 else t for a, t in self._tensors.items()}
+        return {str(a): t.detach().cpu().resolve_neg().numpy() for a, t in widened.items()}
+
+    def to(self, device: Any = None, dtype: Any = None) -> Cache:
+        """The same cache with its tensors on another device, in another dtype, or both.
+
+        Args:
+            device: such as ``"cuda:0"``; ``None`` leaves them where they are.
+            dtype: a floating dtype, or its name; ``None`` keeps each tensor's. Indices stay integers.
+
+        Raises:
+            RequestError: there is no such device or dtype, or a finite value would become infinite.
+        """
+        tensors = self._tensors
+        if dtype is not None:
+            wanted = read_dtype(dtype)
+            tensors = {a: cast(t, wanted, str(a)) for a, t in tensors.items()}
+        if device is not None:
+            try:
+                tensors = {a: t.to(device=device) for a, t in tensors.items()}
+            except (RuntimeError, AssertionError, TypeError) as error:
+                raise RequestError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+        return evolve(self, tensors=dict(tensors), entries=dict(self.entries))
+
+    # On disk.
 
     def save(self, path: str | Path) -> Path:
-        """Write all tensors and the layout to one safetensors file.
+        """Write all tensors, in their own shapes and dtypes, and everything else to one safetensors file.
+
+        The metadata hold the layout (lengths and offsets, which :meth:`mask` is made of), tokens, positions, the
+        model's id, and the versions that wrote it. The file is written under another name and renamed when it is
+        whole: whatever happens meanwhile, a file of that name is the old one or the new one.
 
         Raises:
             RequestError: there is nothing to save, or the file cannot be written.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        if not self._tensors:
-            raise RequestError("this cache is empty: there is nothing to save")
-        meta = {name: getattr(self, name) for name in ("tokens", "lengths", "offsets", "positions")}
-        meta["entries"] = {str(address): counts for address, counts in self.entries.items()}
-        tensors = {str(a): t.detach().contiguous().cpu() for a, t in self._tensors.items()}
-        owners = {t.untyped_storage().data_ptr(): name for name, t in tensors.items()}
-        # The format has no shared memory: of tensors that share, all but one are copied.
-        for name, tensor in tensors.items():
-            if owners[tensor.untyped_storage().data_ptr()] != name:
-                tensors[name] = tensor.clone()
-        try:
-            save_file(tensors, str(path), metadata={_METADATA: json.dumps(meta)})
-        except (OSError, SafetensorError) as error:
-            raise RequestError(f"{path} cannot be written: {error}") from error
-        return Path(path)
+        return write_cache(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Cache:
-        """Read what :meth:`save` wrote.
+        """Read what :meth:`save` wrote, tensors on the CPU in the shapes and dtypes that were saved.
 
         Raises:
-            ModelUnavailable: the file is missing, corrupt, or not a saved cache.
+            ModelUnavailable: the file is missing, spoiled, not a saved cache, or of a later release.
         """
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                written = (file.metadata() or {}).get(_METADATA)
-                if written is None:
-                    raise ModelUnavailable(f"{path} is a safetensors file, but not one that Cache.save wrote")
-                meta = json.loads(written)
-                tensors = {parse_address(key): file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-            rows = tuple(tuple(r) for r in meta["tokens"])
-            positions = None if meta["positions"] is None else tuple(tuple(p) for p in meta["positions"])
-            lengths, offsets = (tuple(map(operator.index, meta[name])) for name in ("lengths", "offsets"))
-            entries = {parse_address(key): tuple(counts) for key, counts in meta.get("entries", {}).items()}
-            return cls(tensors, rows, lengths, offsets, positions, entries)
-        except (OSError, SafetensorError, json.JSONDecodeError, AddressError, LookupError, TypeError) as error:
-            raise ModelUnavailable(f"{path} cannot be read as a saved cache: {error}") from error
-
-
-def assemble(
-    batch: TokenBatch,
-    tokens: Sequence[Sequence[int]],
-    results: Sequence[ForwardResult],
-    positions: Sequence[tuple[int, ...] | None],
-    pairwise: Mapping[Address, float],
-    addresses: Sequence[Address],
-) -> Cache:
-    """Put each request's rows into the caller's layout.
-
-    Args:
-        batch: the caller's prompts and layout.
-        tokens: tokens that went through the forward, per request.
-        results: per request.
-        positions: absolute positions that were asked for, per request; ``None`` for all.
-        pairwise: addresses with a query and a key axis, each with the value of a masked entry.
-        addresses: what to assemble, in order.
-    """
-    chosen = any(p is not None for p in positions)
-    lengths = tuple(len(t) if p is None else len(p) for t, p in zip(tokens, positions, strict=True))
-    offsets = (0,) * len(lengths) if chosen else batch.offsets
-    width = max((o + n for o, n in zip(offsets, lengths, strict=True)), default=0)
-    width = width if chosen else max(width, batch.width)
-    key_width = max((o + len(t) for o, t in zip(offsets, tokens, strict=True)), default=0)
-    key_width = key_width if chosen else max(key_width, batch.width)
-    tensors: dict[Address, Tensor] = {}
-    entries: dict[Address, tuple[int, ...]] = {}
-    for address in addresses:
-        rows = [result.rows[address] for result in results]
-        if address in pairwise:
-            # One column per token; what stands behind them are compressed entries.
-            extra = tuple(row.shape[-1] - len(t) for row, t in zip(rows, tokens, strict=True))
-            if any(extra):
-                entries[address] = extra
-            tensors[address] = _place_pairs(rows, offsets, width, key_width, extra, pairwise[address])
-        else:
-            tensors[address] = _place(rows, offsets, width)
-    where = tuple(p or () for p in positions) if chosen else None
-    return Cache(tensors, tuple(tuple(t) for t in tokens), lengths, offsets, where, entries)
-
-
-def _place(rows: list[Tensor], offsets: Sequence[int], width: int) -> Tensor:
-    whole = None if any(offsets) else _common_base(rows, width)
-    if whole is not None:
-        return whole
-    out = rows[0].new_zeros((len(rows), width, *rows[0].shape[1:]))
-    for i, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-        out[i, offset : offset + row.shape[0]] = row
-    return out
-
-
-def _common_base(rows: list[Tensor], width: int) -> Tensor | None:
-    """The tensor whose consecutive slices ``rows`` are, so that a whole batch need not be copied again."""
-    base = rows[0]._base
-    if base is None or tuple(base.shape[:2]) != (len(rows), width):
-        return None
-    for i, row in enumerate(rows):
-        if row._base is not base or row.shape != base.shape[1:] or row.data_ptr() != base[i].data_ptr():
-            return None
-    return base
-
-
-def _place_pairs(
-    rows: list[Tensor], offsets: Sequence[int], width: int, key_width: int, entries: Sequence[int], masked: float
-) -> Tensor:
-    """Attention matrices: a real query's padded keys are masked; padded queries are zero rows."""
-    lead = rows[0].shape[:-2]
-    out = rows[0].new_zeros((len(rows), *lead, width, key_width + max(entries)))
-    for i, (row, offset, extra) in enumerate(zip(rows, offsets, entries, strict=True)):
-        queries, keys = row.shape[-2], row.shape[-1] - extra
-        block = out[i, ..., offset : offset + queries, :]
-        block.fill_(masked)
-        block[..., offset : offset + keys] = row[..., :keys]
-        block[..., key_width : key_width + extra] = row[..., keys:]
-    return out
+        tensors, fields = read_cache(path)
+        return cls(tensors, **fields)

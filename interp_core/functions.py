@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve
 
 from interp_core.address import Address
-from interp_core.cache import Cache, assemble
+from interp_core.assembly import assemble
+from interp_core.cache import Cache
+from interp_core.cache_rows import MASKED
 from interp_core.completing import complete, stream
 from interp_core.errors import RequestError
 from interp_core.requests import ForwardRequest, ForwardResult, Read, Sampling
@@ -30,6 +32,7 @@ __all__ = [
     "decode_residuals",
     "generate",
     "generate_stream",
+    "readable_addresses",
     "run_with_cache",
 ]
 
@@ -67,7 +70,7 @@ def run_with_cache(
         CapabilityUnsupported: a point or an operation is not served.
         RequestError: tokens, mask, positions or operations are not valid.
     """
-    addresses = _readable(model, points)
+    addresses = readable_addresses(model, points)
     batch = read_tokens(tokens, model.facts, attention_mask)
     if not detach:
         _require_gradients(model)
@@ -84,7 +87,8 @@ def run_with_cache(
         for row, where in zip(batch.rows, chosen, strict=True)
     ]
     results = model.session.run(requests) if addresses else [ForwardResult() for _ in requests]
-    return assemble(batch, batch.rows, results, chosen, _pairwise(model, addresses), addresses)
+    pairwise = _pairwise(model, addresses)
+    return assemble(batch, batch.rows, results, chosen, pairwise, addresses, model.model_id)
 
 
 def capture_generation(
@@ -114,7 +118,7 @@ def capture_generation(
     Raises:
         AddressError, CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
     """
-    addresses = _readable(model, points)
+    addresses = readable_addresses(model, points)
     sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
     batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
     reads = tuple(Read(address=a) for a in addresses)
@@ -125,7 +129,8 @@ def capture_generation(
     # The last new token never went through the forward.
     rows = [(*c.prompt_token_ids, *c.token_ids)[:-1] for c in completions]
     layout = TokenBatch(rows=rows, offsets=(0,) * len(rows), width=max(map(len, rows)), single=batch.single)
-    cache = assemble(layout, rows, results, [None] * len(rows), _pairwise(model, addresses), addresses)
+    pairwise = _pairwise(model, addresses)
+    cache = assemble(layout, rows, results, [None] * len(rows), pairwise, addresses, model.model_id)
     return (completions[0] if batch.single else completions), cache
 
 
@@ -288,7 +293,13 @@ def unembed_rows(model: InterpModel, rows: Any, *, raw: bool, reduction: Any = N
     return logits[0] if single else logits
 
 
-def _readable(model: InterpModel, points: Any) -> tuple[Address, ...]:
+def readable_addresses(model: InterpModel, points: Any) -> tuple[Address, ...]:
+    """Addresses of a request to read, each of them served.
+
+    Raises:
+        AddressError: one does not exist.
+        CapabilityUnsupported: one is not served.
+    """
     addresses = model.profile.addresses(points)
     for address in addresses:
         refused = model.profile.read_refusal(address)
@@ -300,9 +311,8 @@ def _readable(model: InterpModel, points: Any) -> tuple[Address, ...]:
 
 
 def _pairwise(model: InterpModel, addresses: Sequence[Address]) -> dict[Address, float]:
-    masked = {"attn_scores": float("-inf")}
     specs = model.profile.specs
-    return {a: masked.get(a.name, 0.0) for a in addresses if a.name in specs and not specs[a.name].positional}
+    return {a: MASKED.get(a.name, 0.0) for a in addresses if a.name in specs and not specs[a.name].positional}
 
 
 def _steerings(model: InterpModel, steering: Any) -> tuple[Steering, ...]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from interp_core import AddressError, ModelUnavailable, RequestError
 from interp_core.address import Address
-from interp_core.cache import Cache, assemble
+from interp_core.assembly import assemble
+from interp_core.cache import Cache
 from interp_core.requests import ForwardResult
 from interp_core.tokens import TokenBatch
 
