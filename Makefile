@@ -8,11 +8,12 @@ DEMO_VENV ?= .venv-demo
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help python demo-venv venv demo test lint format docs bench dist clean distclean
+.PHONY: help python demo-venv venv demo test conformance lint format docs bench dist clean distclean
 
 help:
 	@echo "make demo     install what the demonstration needs into $(DEMO_VENV), and run it"
 	@echo "make test     install everything, vLLM too, into $(VENV), and run all tests (ARGS=... goes to pytest)"
+	@echo "make conformance  prove every point on a tiny model of each architecture of transformers (ARGS=\"llama gemma2\": only these)"
 	@echo "make lint     ruff, mypy and the import contracts"
 	@echo "make format   sort imports and format"
 	@echo "make docs     write the pages that are made from tables, and build the site into build/site"
@@ -37,6 +38,9 @@ demo: demo-venv
 # One thread and little cache, so that real vLLM engines fit on two cores beside the tests; and no hub.
 test: venv
 	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 "$(VENV)/bin/python" tools/run_tests.py $(ARGS)
+
+conformance: venv
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$(VENV)/bin/python" tools/conformance.py $(ARGS)
 
 lint: venv
 	@"$(VENV)/bin/ruff" check .

@@ -1,0 +1,1 @@
+"""Tiny random models of every decoder that transformers has, and the conformance run over them."""

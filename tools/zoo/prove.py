@@ -1,0 +1,261 @@
+"""One architecture: make its tiny checkpoint, ask for its profile, load it, and hold every point to its identities.
+
+Beside ``model.verify()``: every refused address refuses with a reason before a weight is loaded; zero writes at all
+writable points change no bit; a large write after a block changes the logits from its position on, and not before;
+what the blocks take and give is bit for bit what a bare hook sees; the last residual decodes to the model's logits.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import define, field
+
+from interp_core import Add, CapabilityUnsupported, InterpModel, ModelUnavailable, inspect_model, load_model
+from interp_core.address import Address
+from interp_core.checks import difference
+from zoo.build import save
+from zoo.families import UNBUILDABLE
+from zoo.outcome import ABSENT, FAILED, PROVEN, UNCHECKED, UNSERVED, Outcome
+from zoo.rules import PROMPT
+
+__all__ = ["prove"]
+
+_TIGHT = 2e-5
+_WRITTEN = 6
+
+
+@define
+class _Record:
+    """What is found out, until it becomes an outcome."""
+
+    name: str
+    kind: str = ""
+    marks: dict[str, str] = field(factory=dict)
+    reasons: dict[str, list[str]] = field(factory=dict)
+    problems: list[str] = field(factory=list)
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
+
+    def mark(self, address: Address, letter: str) -> None:
+        at = address.layer or 0
+        old = self.marks[address.name]
+        self.marks[address.name] = old[:at] + letter + old[at + 1 :]
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            name=self.name, kind=self.kind, marks=self.marks, reasons=self.reasons, problems=tuple(self.problems)
+        )
+
+
+def prove(name: str, backend: str = "eager") -> Outcome:
+    """The outcome for the architecture ``name``. Nothing is raised: what goes wrong is in the outcome."""
+    record = _Record(name)
+    with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+        try:
+            path = save(name, Path(folder) / "checkpoint")
+        except Exception as error:  # noqa: BLE001 - whatever transformers raises is the reason.
+            return _not_built(record, error)
+        if name in UNBUILDABLE:
+            record.problem("it is listed as one that cannot be built, and builds")
+        try:
+            _prove(record, path, backend)
+        except Exception:  # noqa: BLE001 - the run goes on, and this is its result for this architecture.
+            record.kind = "error"
+            record.problem(traceback.format_exc(limit=-6))
+    return record.outcome()
+
+
+def _not_built(record: _Record, error: Exception) -> Outcome:
+    record.kind = "not built"
+    if record.name not in UNBUILDABLE:
+        text = str(error).strip().splitlines()
+        record.problem(f"cannot be built: {type(error).__name__}: {text[0] if text else ''}")
+    return record.outcome()
+
+
+def _prove(record: _Record, path: Path, backend: str) -> None:
+    try:
+        profile = inspect_model(path, backend)
+    except ModelUnavailable as error:
+        record.kind = "refused"
+        record.reasons = {str(error).replace(str(path), "this checkpoint"): ["every point"]}
+        return
+    served = _survey(record, profile)
+    with load_model(path, backend, dtype="float32") as model:
+        _check_refusals(record, model, served)
+        if not profile.facts.structure_known:
+            record.kind = "unknown"
+            return
+        verification = model.verify(list(PROMPT))
+        _judge(record, served, verification)
+        for check in (_check_blocks, _check_zero_writes, _check_large_writes, _check_logits):
+            check(record, model, served)
+    letters = set("".join(record.marks.values()))
+    failed = FAILED in letters or record.problems
+    record.kind = "failed" if failed else "not proven" if UNCHECKED in letters else "proven"
+
+
+def _survey(record: _Record, profile: Any) -> list[Address]:
+    """Marks and reasons from the profile alone, and the addresses that are served."""
+    served = []
+    for spec in profile.points():
+        layers = [None] if spec.scope == "trunk" else range(profile.facts.n_layers)
+        marks = ""
+        why: dict[str, list[int | None]] = {}
+        for layer in layers:
+            address = Address(spec.name, layer)
+            refusal = profile.read_refusal(address)
+            if refusal is None:
+                served.append(address)
+                marks += UNCHECKED
+                continue
+            absent = None in spec.absent or layer in spec.absent
+            marks += ABSENT if absent else UNSERVED
+            why.setdefault(refusal.why, []).append(layer)
+        record.marks[spec.name] = marks
+        for reason, where in why.items():
+            everywhere = len(where) == len(marks)
+            label = spec.name if everywhere else f"{spec.name} ({', '.join(map(str, where))})"
+            record.reasons.setdefault(reason, []).append(label)
+    return served
+
+
+def _check_refusals(record: _Record, model: InterpModel, served: list[Address]) -> None:
+    for spec in model.points():
+        for layer in [None] if spec.scope == "trunk" else range(model.n_layers):
+            address = Address(spec.name, layer)
+            if address in served:
+                continue
+            try:
+                model.run_with_cache(list(PROMPT), [address])
+            except CapabilityUnsupported as error:
+                if not (error.why.strip() and error.instead.strip()):
+                    record.problem(f"{address}: its refusal gives no reason, or no way forward")
+            else:
+                record.problem(f"{address}: the profile refuses it, and a capture does not")
+    if model.session.warm:
+        record.problem("refusals loaded the weights")
+
+
+def _judge(record: _Record, served: list[Address], verification: Any) -> None:
+    for address in served:
+        mine = [c for c in verification.checks if address.name in c.proves and _concerns(c, address)]
+        if mine:
+            record.mark(address, PROVEN if all(c.holds for c in mine) else FAILED)
+    for c in verification.failed():
+        where = "trunk" if c.layer is None else f"layer {c.layer}"
+        control = "none" if c.control is None else f"{c.control:.1e}"
+        record.problem(
+            f"{where}: {c.identity}: error {c.error:.1e} (allowed {c.tolerance:.0e}), control {control}; "
+            f"concerns {', '.join(c.proves)}"
+        )
+
+
+def _concerns(check: Any, address: Address) -> bool:
+    if check.layer is None or address.layer is None:
+        return True
+    following = "next layer" in check.identity and address.name == "resid_pre"
+    return bool(check.layer == address.layer or (following and check.layer + 1 == address.layer))
+
+
+@contextmanager
+def _bare_hooks(model: InterpModel) -> Iterator[dict[str, Any]]:
+    """What plain hooks of torch see at the ends of the blocks."""
+    backend: Any = model.session.backend()
+    seen: dict[str, Any] = {}
+    handles = []
+
+    def keep(key: str) -> Any:
+        def hook(_module: Any, args: Any, kwargs: Any, *output: Any) -> None:
+            value = output[0] if output else args[0] if args else kwargs["hidden_states"]
+            seen[key] = (value if torch.is_tensor(value) else value[0]).clone()
+
+        return hook
+
+    for layer in range(model.n_layers):
+        block = backend.layout.module("block", layer)
+        handles.append(block.register_forward_pre_hook(keep(f"resid_pre.{layer}"), with_kwargs=True))
+        handles.append(block.register_forward_hook(keep(f"resid_post.{layer}"), with_kwargs=True))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_blocks(record: _Record, model: InterpModel, served: list[Address]) -> None:
+    ends = [a for a in served if a.name in ("resid_pre", "resid_post")]
+    if not ends:
+        return
+    with _bare_hooks(model) as seen:
+        cache = model.run_with_cache(list(PROMPT), ends)
+    for address in ends:
+        found, bare = cache[address], seen.get(str(address))
+        if bare is None or not torch.equal(found.flatten(), bare.flatten()):
+            record.mark(address, FAILED)
+            record.problem(f"{address}: not what a bare hook on the block sees")
+
+
+def _writable(model: InterpModel, served: list[Address]) -> list[Address]:
+    return [a for a in served if model.refusal(a, write=True) is None]
+
+
+def _ends(model: InterpModel, served: list[Address]) -> list[Address]:
+    last = model.n_layers - 1
+    wanted = (Address("lm_head"), Address("resid_post", last), Address("resid_streams", last))
+    return [address for address in wanted if address in served]
+
+
+def _check_zero_writes(record: _Record, model: InterpModel, served: list[Address]) -> None:
+    ends, addresses = _ends(model, served), _writable(model, served)
+    plain = model.run_with_cache(list(PROMPT), ends)
+
+    def same(some: list[Address]) -> bool:
+        zeros = [Add(a, torch.zeros(model.profile.shape(a))) for a in some]
+        written = model.run_with_cache(list(PROMPT), ends, steering=zeros)
+        return all(torch.equal(written[end], plain[end]) for end in ends)
+
+    shaped = [a for a in addresses if 0 not in model.profile.shape(a)]
+    if same(shaped):
+        return
+    for address in shaped:
+        if not same([address]):
+            record.mark(address, FAILED)
+            record.problem(f"{address}: a zero write changes bits")
+
+
+def _check_large_writes(record: _Record, model: InterpModel, served: list[Address]) -> None:
+    ends = _ends(model, served)[:1]
+    plain = model.run_with_cache(list(PROMPT), ends)[ends[0]][0]
+    name = "resid_streams" if model.facts.n_streams > 1 else "resid_post"
+    for address in [a for a in _writable(model, served) if a.name == name]:
+        vector = torch.linspace(-3.0, 5.0, torch.Size(model.profile.shape(address)).numel())
+        with model.steer(Add(address, vector), positions=[_WRITTEN]):
+            changed = model.run_with_cache(list(PROMPT), ends)[ends[0]][0]
+        if difference(changed[_WRITTEN], plain[_WRITTEN]) < 1e-3:
+            record.mark(address, FAILED)
+            record.problem(f"{address}: a large write leaves {ends[0]} as it was")
+        if difference(changed[:_WRITTEN], plain[:_WRITTEN]) > _TIGHT:
+            record.mark(address, FAILED)
+            record.problem(f"{address}: a large write at position {_WRITTEN} changes {ends[0]} before it")
+
+
+def _check_logits(record: _Record, model: InterpModel, served: list[Address]) -> None:
+    last = Address("resid_post", model.n_layers - 1)
+    if last not in served or model.refusal("logit_lens") is not None:
+        return
+    backend: Any = model.session.backend()
+    with torch.no_grad():
+        logits = backend.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0]
+    error = difference(model.decode_residuals(model.run_with_cache(list(PROMPT), [last])[last][0]), logits)
+    if error > _TIGHT:
+        record.mark(last, FAILED)
+        record.problem(f"decode_residuals({last}) is not the model's logits: error {error:.1e}")
