@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interp_core.profile import ModelProfile
     from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
 
-__all__ = ["Availability", "Backend", "BackendSpec", "LensBackend", "OptionSpec", "StaticSets"]
+__all__ = ["Adoption", "Availability", "Backend", "BackendSpec", "LensBackend", "OptionSpec", "StaticSets"]
 
 
 @frozen
@@ -45,6 +45,23 @@ class StaticSets:
     points: tuple[str, ...] = field(default=(), converter=as_tuple)
     writes: tuple[str, ...] = field(default=(), converter=as_tuple)
     memory: Callable[[ModelProfile], int] | None = None
+
+
+@frozen(kw_only=True, eq=False)
+class Adoption:
+    """A model that is in memory already, as a backend that can run it describes it.
+
+    Attributes:
+        model_id: where it came from, if it says so, else the name of its class.
+        config: its transformers configuration.
+        options: the load options that describe it as it is, such as its dtype.
+        make: makes the backend object that runs this very model: called as ``make(profile, options)`` at warm-up.
+    """
+
+    model_id: str
+    config: Any
+    options: Mapping[str, Any]
+    make: Callable[[ModelProfile, Mapping[str, Any]], Backend]
 
 
 def _always_available() -> Availability:
@@ -73,6 +90,8 @@ class BackendSpec:
             replaces the general one, by point. ``None`` if every model is served alike.
         concurrent: whether it takes calls from several threads at once, and runs their requests together.
         static: declared taps and write sites from facts and options; ``None`` if it has no such sets.
+        adopt: ``"package.module:callable"`` that takes a model in memory and returns an :class:`Adoption`, or raises
+            ``RequestError`` where the object is not what this backend runs; empty if it takes none.
         demo_model: ``"package.module:callable"`` that prepares a small real model and returns its
             folder, for ``interp demo``; ``None`` if the backend has none.
         owner: the distribution; filled in by the host.
@@ -93,6 +112,7 @@ class BackendSpec:
     limits: Callable[[ModelFacts, Mapping[str, Any]], Mapping[str, PointSupport]] | None = None
     concurrent: bool = False
     static: Callable[[ModelFacts, Mapping[str, Any]], StaticSets] | None = None
+    adopt: str = ""
     demo_model: str | None = None
     owner: str = ""
 

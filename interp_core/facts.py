@@ -100,6 +100,7 @@ class ModelFacts:
         attn_softcap, final_softcap: caps, or ``None``.
         sinks: attention has sink logits in the softmax's denominator.
         attn_gate: ``""``, ``packed`` (in the query projection) or ``separate``.
+        float16_overflows: activations of the family's published checkpoints pass the largest float16 number.
         unknown_attention: keys of the configuration that name an attention feature, and that neither the
             configuration's class nor this package knows.
         latent_attention: keys and values are projected from a latent vector (MLA).
@@ -147,6 +148,7 @@ class ModelFacts:
     final_softcap: float | None = None
     sinks: bool = False
     attn_gate: str = ""
+    float16_overflows: bool = False
     unknown_attention: tuple[str, ...] = ()
     latent_attention: bool = False
     shared_key_value: bool = False

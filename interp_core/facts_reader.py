@@ -143,6 +143,7 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "max_positions": _max_positions(view, positions),
         "sinks": family.sinks,
         "attn_gate": family.attn_gate,
+        "float16_overflows": family.float16_overflows,
         "latent_attention": bool(view.integer("kv_lora_rank")),
     }
 

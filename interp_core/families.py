@@ -45,6 +45,7 @@ class FamilyFacts:
             they never use.
         sinks: attention has sink logits.
         attn_gate: ``""``, ``packed`` or ``separate``.
+        float16_overflows: activations of its published checkpoints pass the largest float16 number.
         requires: values that configuration keys must have for the row to hold.
         equal_keys: pairs of configuration keys whose values must be equal for the row to hold.
     """
@@ -73,6 +74,7 @@ class FamilyFacts:
     final_softcap: bool = False
     sinks: bool = False
     attn_gate: str = ""
+    float16_overflows: bool = False
     requires: Mapping[str, Any] = field(factory=dict)
     equal_keys: tuple[tuple[str, str], ...] = ()
 
@@ -125,13 +127,20 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "qwen3": evolve(_TYPED, qk_norm="head"),
     "qwen3_vl_text": evolve(_LLAMA, qk_norm="head"),
     "qwen3_5_text": _GATED_HYBRID,
-    # Gemma. Version 3 stores an attention softcap and never passes it on.
+    # Gemma. Version 3 stores an attention softcap and never passes it on; its activations pass 65504 (issue 36822 of
+    # transformers).
     "gemma": _GEMMA,
     "gemma2": evolve(
         _GEMMA, attn_post_norm=True, mlp_post_norm=True, windows="typed", attn_softcap=True, final_softcap=True
     ),
     "gemma3_text": evolve(
-        _GEMMA, attn_post_norm=True, mlp_post_norm=True, windows="typed", qk_norm="head", final_softcap=True
+        _GEMMA,
+        attn_post_norm=True,
+        mlp_post_norm=True,
+        windows="typed",
+        qk_norm="head",
+        final_softcap=True,
+        float16_overflows=True,
     ),
     "vaultgemma": evolve(_GEMMA, windows="typed", attn_softcap=True, final_softcap=True),
     # OLMo. The first has norms without parameters, whose epsilon the code fixes.

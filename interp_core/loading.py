@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from interp_core.backend import BackendSpec
+from interp_core.backend import Adoption, BackendSpec
 from interp_core.configuration import read_configuration
 from interp_core.contained import call_plugin
 from interp_core.errors import BackendUnavailable, PluginUnavailable, RequestError
 from interp_core.facts import ModelFacts
 from interp_core.host import PluginHost, default_host
+from interp_core.lazy import load_object
 from interp_core.options import check_options, trusts
 from interp_core.registry import build_profile, choose_architecture, complete_facts, own_configurations
+from interp_core.session import Session
 
 if TYPE_CHECKING:
     from interp_core.model import InterpModel
@@ -25,21 +27,25 @@ AUTO = "auto"
 
 
 def load_model(
-    model_id_or_path: str | PathLike[str],
+    model_id_or_path: str | PathLike[str] | Any,
     backend: str = AUTO,
     *,
     dtype: Any = "auto",
     device: str | None = None,
+    tokenizer: Any = None,
     host: PluginHost | None = None,
     **options: Any,
 ) -> InterpModel:
     """A lazy model: its configuration is read now, its weights at ``warmup()`` or first use.
 
     Args:
-        model_id_or_path: a checkpoint folder, or the id of one on the hub.
+        model_id_or_path: a checkpoint folder, or the id of one on the hub; or a model that is in memory already, such
+            as a transformers model, which is run as it is: neither copied nor changed nor moved, so it takes no load
+            options.
         backend: a registered backend's name, or ``"auto"`` for the best that is available here.
         dtype: ``"auto"`` (the checkpoint's), or a dtype's name, or a ``torch.dtype``.
         device: a device's name; ``None`` lets the backend choose.
+        tokenizer: a transformers tokenizer to use; ``None`` for the checkpoint's own.
         host: the plugins to use; ``None`` for all that are installed.
         **options: what the backend understands beyond these; unknown ones are refused by name.
 
@@ -52,8 +58,13 @@ def load_model(
     """
     from interp_core.model import InterpModel
 
-    profile = _profile(model_id_or_path, backend, {"dtype": dtype, "device": device, **options}, host, runnable=True)
-    return InterpModel(profile)
+    given = {"dtype": dtype, "device": device, **options}
+    if isinstance(model_id_or_path, (str, PathLike)):
+        return InterpModel(_profile(model_id_or_path, backend, given, host, runnable=True), tokenizer=tokenizer)
+    adoption, spec, passed = _adopted(model_id_or_path, backend, given, host or default_host())
+    profile = _profile_of(adoption.model_id, adoption.config, spec, adoption.options, host or default_host(), passed)
+    session = Session(profile, make=lambda _, profile, options: adoption.make(profile, options))
+    return InterpModel(profile, session, tokenizer=tokenizer, in_memory=True)
 
 
 def inspect_model(
@@ -150,12 +161,23 @@ def _profile(
     config = read_configuration(
         fspath(model), trust_remote_code=trusts(options), classes=own_configurations(host.architectures.values())
     )
+    return _profile_of(fspath(model), config, spec, options, host, passed)
+
+
+def _profile_of(
+    model_id: str,
+    config: Any,
+    spec: BackendSpec,
+    options: Mapping[str, Any],
+    host: PluginHost,
+    passed: Mapping[str, str],
+) -> ModelProfile:
     facts = ModelFacts.from_config(config)
     architecture = choose_architecture(facts, _config_keys(config), host.architectures.values())
     own = () if architecture is None else tuple(architecture.options.get(spec.name, ()))
     checked = check_options(spec, options, own)
     return build_profile(
-        model_id=fspath(model),
+        model_id=model_id,
         facts=complete_facts(config, facts, architecture),
         architecture=architecture,
         spec=spec,
@@ -164,6 +186,29 @@ def _profile(
         options=checked,
         passed_over=passed,
     )
+
+
+def _adopted(
+    model: Any, backend: str, given: Mapping[str, Any], host: PluginHost
+) -> tuple[Adoption, BackendSpec, dict[str, str]]:
+    """A model in memory, as the named backend, or the first that takes it, describes it."""
+    host.load()
+    others = {name: "it takes no model in memory" for name, spec in host.backends.items() if not spec.adopt}
+    if len(others) == len(host.backends):
+        raise RequestError(f"a model is a folder or an id, not {type(model).__name__}")
+    set_ = sorted(name for name, value in given.items() if value not in (None, "auto"))
+    if set_:
+        raise RequestError(
+            f"a model in memory is run as it is, so it takes no load options; given: {', '.join(set_)}. Change the "
+            "model itself before, or load it from its checkpoint"
+        )
+    if backend not in (AUTO, *host.backends) or backend in others:
+        choose_backend(backend, host, runnable=True)
+        able = ", ".join(sorted(set(host.backends) - set(others))) or "none that is installed"
+        raise RequestError(f"backend {backend!r} loads checkpoints and takes no model in memory; those that do: {able}")
+    spec, passed = choose_backend(backend, host, runnable=True, skip=others)
+    adopt: Callable[[Any], Adoption] = load_object(spec.adopt)
+    return adopt(model), spec, passed
 
 
 def _config_keys(config: Any) -> frozenset[str]:

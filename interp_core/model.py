@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from interp_core import functions
 from interp_core.address import Address
-from interp_core.errors import InterpError, RequestError
+from interp_core.errors import InterpError, ModelUnavailable, RequestError
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.points import PointSpec
@@ -41,10 +42,19 @@ class InterpModel:
         session: the running side.
     """
 
-    def __init__(self, profile: ModelProfile, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        profile: ModelProfile,
+        session: Session | None = None,
+        *,
+        tokenizer: Any = None,
+        in_memory: bool = False,
+    ) -> None:
         self.profile = profile
         self.session = session or Session(profile)
-        self._tokenizer: Any = None
+        self._tokenizer: Any = tokenizer
+        # Where a model came from in memory, its id is a name, and no checkpoint need be there.
+        self._checkpoint = not in_memory or Path(profile.model_id).is_dir()
 
     # What it is.
 
@@ -190,6 +200,8 @@ class InterpModel:
         Raises:
             ModelUnavailable: the checkpoint has none.
         """
+        if self._tokenizer is None and not self._checkpoint:
+            raise ModelUnavailable("this model came from memory, without a tokenizer: load_model(model, tokenizer=...)")
         if self._tokenizer is None:
             trusted = bool(self.profile.options.get("trust_remote_code", False))
             own = () if self.profile.architecture is None else (self.profile.architecture,)
@@ -238,7 +250,8 @@ class InterpModel:
             ModelUnavailable: the tokenizer is broken, or there is none and stop strings need one.
         """
         # A tokenizer that is there and broken is an error; only a checkpoint without one goes without text.
-        if not stop and not has_tokenizer(self.model_id):
+        own = self._checkpoint and has_tokenizer(self.model_id)
+        if not stop and self._tokenizer is None and not own:
             return None
         return TextStream(self.tokenizer, prompt, stop)
 

@@ -63,7 +63,10 @@ def steps(purpose: str) -> list[Step]:
         ours = Step("interp-core and interp-eager", editable(".", "plugins/interp_eager[demo]"))
         return [torch, Step("the build backend", backend), ours, weights]
     tools = (*backend, *project["dependency-groups"]["dev"])
-    paths = (".[testing]", *(f"plugins/{name}" + ("[demo]" if name == "interp_eager" else "") for name in PLUGINS))
+    paths = (
+        ".[testing]",
+        *(f"plugins/{name}" + ("[demo,device-map]" if name == "interp_eager" else "") for name in PLUGINS),
+    )
     return [
         torch,
         Step(f"{VLLM} (the longest step: some minutes)", (VLLM,)),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp_core.address import Address
 from interp_core.checkpoint import end_tokens
@@ -34,11 +34,12 @@ _MAX_BATCH_TOKENS: Final = 16384
 class EagerBackend:
     """Executes validated requests on a transformers model. See :class:`interp_core.backend.Backend`."""
 
-    def __init__(self, profile: ModelProfile, options: Mapping[str, Any]) -> None:
+    def __init__(self, profile: ModelProfile, options: Mapping[str, Any], model: Any = None) -> None:
         self.trunk = trunk_of(profile.architecture, profile.backend)
         self.profile = profile
         self.options = options
         self.model: Any = None
+        self._given = model
         self.layout: Layout = Layout({})
         self.end_tokens: frozenset[int] = frozenset()
         self._keeps_logits = False
@@ -50,9 +51,9 @@ class EagerBackend:
         return found
 
     def warmup(self) -> None:
-        """Load the weights and find the modules."""
+        """Load the weights, unless the model was given, and find the modules."""
         with _ordinary(grad=True):
-            model = load_weights(self.profile, self.options)
+            model = load_weights(self.profile, self.options) if self._given is None else self._given
         if self.profile.facts.structure_known:
             self.layout = self.trunk.layout(model, self.profile.facts)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -62,7 +63,7 @@ class EagerBackend:
 
     def shutdown(self) -> None:
         """Drop the model."""
-        self.model, self.layout = None, Layout({})
+        self.model, self._given, self.layout = None, None, Layout({})
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -80,14 +81,15 @@ class EagerBackend:
     def unembed(self, rows: Any, *, raw: bool) -> Tensor:
         """Logits of residual rows through the final norm and the unembedding."""
         head = self.layout.module("lm_head", None)
-        weight = next(head.parameters())
         with torch.set_grad_enabled(torch.is_tensor(rows) and rows.requires_grad):
-            hidden = rows.to(device=weight.device, dtype=weight.dtype)
+            # A device map may keep the two on different devices.
+            hidden = _moved(rows, head)
             if hidden.dim() == 3:
                 hidden = self.trunk.contract(hidden, self.layout)
             if self.profile.facts.final_norm:
-                hidden = self.layout.module("final_norm", None)(hidden)
-            logits: Tensor = head(hidden)
+                norm = self.layout.module("final_norm", None)
+                hidden = norm(_moved(hidden, norm))
+            logits: Tensor = head(_moved(hidden, head))
             if not raw:
                 logits = self._finished(logits)
             return logits.to(rows.device)
@@ -178,6 +180,15 @@ class EagerBackend:
         if facts.final_softcap is not None:
             logits = torch.tanh(logits / facts.final_softcap) * facts.final_softcap
         return logits
+
+
+def _moved(rows: Any, module: nn.Module) -> Tensor:
+    """Rows where a module's weights are, in their dtype; as they are beside a module without any."""
+    weight = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if weight is None:
+        return rows
+    # Weights that are kept off every device are fetched by the module itself, for the time of its forward.
+    return rows.to(device=rows.device if weight.is_meta else weight.device, dtype=weight.dtype)
 
 
 @contextmanager

@@ -46,6 +46,16 @@ OPTIONS = (
         types=(str,),
         choices=("eager", "sdpa"),
     ),
+    OptionSpec(
+        name="device_map",
+        help="transformers' device_map: 'auto', 'balanced', ..., or a mapping from modules to devices (accelerate).",
+        types=(str, Mapping),
+    ),
+    OptionSpec(name="max_memory", help="With device_map: how much memory each device may hold.", types=(Mapping,)),
+    OptionSpec(
+        name="quantization_config",
+        help="One of transformers' quantisation configurations (bitsandbytes, GPTQ, AWQ, ...), or a dictionary of one.",
+    ),
     OptionSpec(name="revision", help="Branch, tag or commit on the hub.", types=(str,)),
 )
 
@@ -66,6 +76,7 @@ def interp_backends() -> Sequence[BackendSpec]:
             rank=10,
             options=OPTIONS,
             grad=grad_support,
+            adopt="interp_eager.adoption:adopt",
             demo_model="interp_eager.demo_model:prepare",
         )
     ]
@@ -83,11 +94,19 @@ def probe() -> Availability:
 
 def grad_support(facts: ModelFacts, options: Mapping[str, Any]) -> GradSupport:
     """Gradients flow where the weights were asked to require them and no quantised kernel stands between."""
-    if facts.quantization:
+    if facts.quantization or options.get("quantization_config") is not None:
+        method = facts.quantization or "by quantization_config"
         return GradSupport(
             through_forward=False,
-            blockers=(f"the checkpoint is quantised ({facts.quantization}), and its kernels have no backward",),
+            blockers=(f"the weights are quantised ({method}), and quantised kernels have no backward",),
             remedy="load an unquantised checkpoint with requires_grad=True",
+        )
+    dtype = options.get("dtype", "auto")
+    if facts.float16_overflows and (facts.dtype if dtype == "auto" else dtype) == "float16":
+        return GradSupport(
+            through_forward=False,
+            blockers=("activations of this family pass the largest float16 number, so its gradients are no numbers",),
+            remedy="load_model(..., dtype='bfloat16' or 'float32', requires_grad=True)",
         )
     if not options.get("requires_grad"):
         return GradSupport(

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from interp_core.checkpoint import require_weights
 from interp_core.configuration import read_configuration
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
@@ -17,6 +15,7 @@ from interp_core.facts import ModelFacts
 from interp_core.lazy import load_object
 from interp_core.profile import ModelProfile
 from interp_core.registry import own_configurations
+from interp_eager.placement import placement
 
 __all__ = ["load_weights"]
 
@@ -29,7 +28,7 @@ def load_weights(profile: ModelProfile, options: Mapping[str, Any]) -> Any:
         BackendUnavailable: the device is not there.
         RequestError: an option cannot be served for this model.
     """
-    device = _device(options)
+    placed = placement(profile.facts, options)
     model_id, facts = profile.model_id, profile.facts
     path = Path(model_id).expanduser()
     require_weights(model_id)
@@ -46,12 +45,15 @@ def load_weights(profile: ModelProfile, options: Mapping[str, Any]) -> Any:
         "dtype": options["dtype"],
         "attn_implementation": _attention(facts, options),
         "trust_remote_code": options["trust_remote_code"],
+        **placed.keywords,
     }
     if options.get("revision"):
         kwargs["revision"] = options["revision"]
     model = _from_pretrained(str(path) if path.is_dir() else model_id, config, model_class, kwargs)
-    model.requires_grad_(bool(options["requires_grad"]))
-    return model.to(device).eval()
+    for parameter in model.parameters():
+        # Quantised weights are integers, which have no gradients.
+        parameter.requires_grad_(bool(options["requires_grad"]) and parameter.is_floating_point())
+    return (model if placed.device is None else model.to(placed.device)).eval()
 
 
 def _class_for(config: Any, target: str | None) -> Any:
@@ -68,6 +70,8 @@ def _class_for(config: Any, target: str | None) -> Any:
 def _from_pretrained(source: str, config: Any, target: str | None, kwargs: dict[str, Any]) -> Any:
     try:
         model, report = _class_for(config, target).from_pretrained(source, output_loading_info=True, **kwargs)
+    except ImportError as error:
+        raise BackendUnavailable(f"{source}: transformers needs a package that is not installed: {error}") from error
     except Exception as error:  # safetensors, json, OS and shape errors all mean: these weights cannot be had.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(f"{source}: its weights cannot be loaded: {reason}") from error
@@ -107,14 +111,3 @@ def _attention(facts: ModelFacts, options: Mapping[str, Any]) -> str | None:
             f"attn_implementation={asked!r} would drop this family's attention softcap; leave it out, or say 'eager'"
         )
     return "eager"
-
-
-def _device(options: Mapping[str, Any]) -> torch.device:
-    name = options["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise BackendUnavailable(f"device {name!r} cannot be used here: {reason}") from error
-    return device
