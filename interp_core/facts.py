@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from interp_core.converters import as_tuple
+
 __all__ = ["LayerFacts", "ModelFacts"]
 
 
@@ -89,6 +91,7 @@ class ModelFacts:
             is applied to the sublayer's output before it is added to the residual.
         final_norm: whether a norm stands between the last block and the unembedding.
         qk_norm: ``""`` (none), ``head`` (per head) or ``full`` (over all heads at once).
+        gainless: points behind norms that have no gain.
         gated_mlp: whether dense MLPs have a gate and a linear branch.
         activation: name of the MLP's activation function.
         positions: ``rotary``, ``learned``, ``alibi``, ``none`` or ``other``.
@@ -96,6 +99,7 @@ class ModelFacts:
         embedding_scale_inside: whether that factor is applied inside the embedding module.
         residual_multiplier: factor on each sublayer's contribution.
         logit_multiplier: factor on the unembed output.
+        routed_scale: factor that the configuration puts on the weights of the chosen experts.
         attn_scale: factor on query-key products, or ``None`` for ``head_dim ** -0.5``.
         attn_softcap, final_softcap: caps, or ``None``.
         sinks: attention has sink logits in the softmax's denominator.
@@ -136,6 +140,7 @@ class ModelFacts:
     mlp_post_norm: bool = False
     final_norm: bool = True
     qk_norm: str = ""
+    gainless: tuple[str, ...] = field(default=(), converter=as_tuple)
     gated_mlp: bool = True
     activation: str = "silu"
     positions: str = "rotary"
@@ -143,6 +148,7 @@ class ModelFacts:
     embedding_scale_inside: bool = True
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
+    routed_scale: float = 1.0
     attn_scale: float | None = None
     attn_softcap: float | None = None
     final_softcap: float | None = None

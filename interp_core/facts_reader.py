@@ -137,6 +137,7 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "mlp_post_norm": family.mlp_post_norm,
         "final_norm": family.final_norm,
         "qk_norm": family.qk_norm if has_qk_norm else "",
+        "gainless": family.gainless,
         "gated_mlp": family.gated_mlp,
         "activation": str(view.get(*_ACTIVATION) or "silu"),
         "positions": positions,
@@ -174,6 +175,7 @@ def _scaling(view: ConfigView, family: FamilyFacts, size: Dimensions) -> dict[st
         "embedding_scale": root * (view.number("embedding_multiplier", "scale_emb") or 1.0),
         "embedding_scale_inside": family.embedding_scale_inside,
         "residual_multiplier": view.number("residual_multiplier") or 1.0,
+        "routed_scale": view.number("routed_scaling_factor") or 1.0,
         "attn_scale": _attn_scale(view, family),
         "attn_softcap": view.number(*_ATTN_CAP) if family.attn_softcap else None,
     }

@@ -28,6 +28,7 @@ class FamilyFacts:
         attn_pre_norm, attn_post_norm, mlp_pre_norm, mlp_post_norm, final_norm: as in ``ModelFacts``.
         qk_norm: kind of the query and key norms, ``""``, ``head`` or ``full``.
         qk_norm_key: configuration key that switches them on; empty if they are always there.
+        gainless: points behind norms that have no gain, such as ``attn_in``.
         gated_mlp: whether a dense MLP has a gate and a linear branch.
         parallel: attention and MLP read the same residual, always.
         parallel_keys: configuration keys any of which makes the blocks parallel.
@@ -59,6 +60,7 @@ class FamilyFacts:
     final_norm: bool = True
     qk_norm: str = ""
     qk_norm_key: str = ""
+    gainless: tuple[str, ...] = ()
     gated_mlp: bool = True
     parallel: bool = False
     parallel_keys: tuple[str, ...] = ()
@@ -144,7 +146,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     ),
     "vaultgemma": evolve(_GEMMA, windows="typed", attn_softcap=True, final_softcap=True),
     # OLMo. The first has norms without parameters, whose epsilon the code fixes.
-    "olmo": evolve(_LLAMA, norm="layer", norm_eps=1e-5),
+    "olmo": evolve(_LLAMA, norm="layer", norm_eps=1e-5, gainless=("attn_in", "mlp_in", "final_norm")),
     "olmo2": evolve(_POST_NORM, qk_norm="full"),
     "olmo3": evolve(_POST_NORM, qk_norm="full", windows="typed"),
     # Norms after the sublayer

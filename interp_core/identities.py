@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from interp_core.checks import Check, Get, difference, misfit
 from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.identities_attention import attention_identities
 from interp_core.identities_streams import stream_identities
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
         yield from _chain(facts, layer, get)
         yield from _sums(layer, get, tolerance)
         yield from _neurons(facts, layer, get, tolerance)
-        yield from _attention(facts, layer, get, tolerance)
+        yield from attention_identities(facts, layer, get, tolerance)
     if facts.n_streams > 1:
         yield from stream_identities(facts, get, tolerance)
 
@@ -42,7 +43,7 @@ def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
     yield Check(
         identity="embeddings, scaled as the family scales them outside the module, are resid_pre.0",
         layer=None,
-        proves=("embeddings",),
+        proves=("embeddings", "resid_pre.0"),
         error=difference(embeddings * factor, first),
         control=difference(embeddings.roll(1, 0) * factor, first) if embeddings.shape[0] > 1 else None,
         tolerance=tolerance,
@@ -59,7 +60,7 @@ def _chain(facts: ModelFacts, layer: LayerFacts, get: Get) -> Iterator[Check]:
     yield Check(
         identity="resid_post is the next layer's resid_pre",
         layer=layer.index,
-        proves=("resid_post", "resid_pre"),
+        proves=("resid_post", f"resid_pre.{layer.index + 1}"),
         error=difference(following, post),
         control=difference(before, post),
         tolerance=0.0,  # one tensor, twice: equal in any precision
@@ -129,90 +130,6 @@ def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -
         error=difference(value, act),
         control=difference(wrong, act),
         tolerance=tolerance,
-    )
-
-
-def _attention(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
-    at = layer.index
-    scores, probs = get("attn_scores", at), get("attn_probs", at)
-    if scores is not None and probs is not None:
-        yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks)
-    if facts.shared_key_value:
-        return  # What attention sums up is rotated, and z is not.
-    value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
-    if probs is None or value is None or z is None or gate is not None:
-        return
-    group = layer.n_heads // layer.n_kv_heads
-    per_head = value.repeat_interleave(group, dim=1).transpose(0, 1)
-    tiled = value.repeat(1, group, 1).transpose(0, 1) if 1 < layer.n_kv_heads < layer.n_heads else per_head.roll(1, 0)
-    if layer.n_heads == 1:
-        tiled = per_head.roll(1, 1)
-    yield Check(
-        identity="attn_probs @ value is z",
-        layer=at,
-        proves=("attn_probs", "value", "z"),
-        error=difference((probs.to(value.dtype) @ per_head).transpose(0, 1), z),
-        control=None
-        if layer.n_kv_heads == 1 < layer.n_heads
-        else difference((probs.to(value.dtype) @ tiled).transpose(0, 1), z),
-        tolerance=tolerance,
-    )
-
-
-def _one_sink(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float) -> Check:
-    """What a row lacks of 1 is the share of one logit per head, the same for every query."""
-    mass = probs.double().sum(-1)
-    # Each head's sink is best seen in the row that it shares most evenly with the keys.
-    clearest = (mass - 0.5).abs().argmin(-1, keepdim=True)
-
-    def predicted(values: Tensor) -> Tensor:
-        total = values.double().logsumexp(-1)
-        sink = (total - (mass / (1.0 - mass)).log()).gather(-1, clearest)
-        return (total - sink).sigmoid()
-
-    return Check(
-        identity="what attn_probs lack of 1 is one sink logit per head over attn_scores",
-        layer=layer.index,
-        proves=("attn_scores", "attn_probs"),
-        error=difference(predicted(scores), mass),
-        control=difference(predicted(scores - scores.amax(-1, keepdim=True)), mass),
-        tolerance=tolerance,
-    )
-
-
-def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float, *, sinks: bool) -> Iterator[Check]:
-    import torch
-
-    # With a sink logit in the denominator a row of probabilities sums to less than 1.
-    mass = probs.double().sum(-1, keepdim=True) if sinks else 1.0
-    made = scores.double().softmax(-1) * mass
-    wrong = scores.roll(1, -1).double().softmax(-1) * mass
-    yield Check(
-        identity="the softmax of attn_scores is attn_probs",
-        layer=layer.index,
-        proves=("attn_scores", "attn_probs"),
-        error=difference(made, probs),
-        control=difference(wrong, probs) if scores.shape[-1] > 1 else None,
-        tolerance=tolerance,
-    )
-    if sinks:
-        yield _one_sink(layer, scores, probs, tolerance)
-    queries, columns = probs.shape[-2:]
-    # Which compressed entries are seen behind the tokens is the model's choice.
-    keys = columns if layer.compress_rate is None else queries
-    probs = probs[..., :keys]
-    row = torch.arange(queries)[:, None] + keys - queries
-    allowed = torch.arange(keys)[None] <= row
-    if layer.window is not None:
-        allowed &= torch.arange(keys)[None] > row - layer.window
-    seen = (probs > 0).any(0) if probs.dim() == 3 else probs > 0
-    yield Check(
-        identity="exactly the keys of the mask (and window) have a probability above 0",
-        layer=layer.index,
-        proves=("attn_probs",),
-        error=float((seen != allowed).double().mean()),
-        control=float((seen != torch.ones_like(allowed)).double().mean()) if queries > 1 else None,
-        tolerance=0.0,
     )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from interp_core.aio import AioModel
     from interp_core.profile import ModelProfile
     from interp_core.results import LensResult
-    from interp_core.verify import Verification
+    from interp_core.verdicts import Verification
 
 __all__ = ["InterpModel"]
 

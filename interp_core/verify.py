@@ -1,53 +1,26 @@
-"""``model.verify()``: run the identities on the user's own checkpoint, and report each point."""
+"""``model.verify()``: run the identities on the user's own checkpoint, and report each point, layer by layer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from attrs import field, frozen
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from interp_core.address import Address
-from interp_core.checks import Check, difference
-from interp_core.converters import as_tuple
+from interp_core.captures import Capture, prompt_like
+from interp_core.checks import Check, difference, tolerance_of
 from interp_core.errors import RequestError
-from interp_core.functions import decode_residuals, run_with_cache
+from interp_core.functions import decode_residuals
 from interp_core.identities import capture_identities
+from interp_core.identities_norms import collapse_identities, norm_identities
+from interp_core.identities_variants import variant_identities
 from interp_core.tokens import read_tokens
+from interp_core.transfers import transfer_identities
+from interp_core.verdicts import UNCHECKED, Verification, judge
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from interp_core.cache import Cache
     from interp_core.model import InterpModel
-    from interp_core.points import PointSpec
 
-__all__ = ["Verification", "verify"]
-
-_TOLERANCE: Final = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
-"""Relative to the largest value. Halves are compared after sums that the model rounded in another order."""
-
-
-@frozen(kw_only=True)
-class Verification:
-    """What the identities say about each point of a model.
-
-    Attributes:
-        checks: every identity that was run.
-        points: per point ``proven``, ``failed``, ``absent`` (the trunk has none, or the backend does not
-            serve it) or ``unchecked`` (served, and no identity on captured tensors pins it down).
-    """
-
-    checks: tuple[Check, ...] = field(converter=as_tuple)
-    points: dict[str, str] = field(factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing failed."""
-        return all(check.holds for check in self.checks)
-
-    def failed(self) -> tuple[Check, ...]:
-        """The identities that do not hold."""
-        return tuple(check for check in self.checks if not check.holds)
+__all__ = ["examine", "verify"]
 
 
 def verify(model: InterpModel, tokens: Any = None) -> Verification:
@@ -66,16 +39,38 @@ def verify(model: InterpModel, tokens: Any = None) -> Verification:
     """
     model.profile.require("capture")
     ids = _prompt(model, tokens)
-    served = [
-        address
-        for spec in model.points()
-        for layer in ([None] if spec.scope == "trunk" else range(model.n_layers))
-        for address in _addresses(model, spec, layer)
+    return examine(Capture(model, ids), Capture(model, prompt_like(ids, model.vocab_size)))
+
+
+def examine(
+    here: Capture, there: Capture, *, more: Iterable[Check] = (), tolerance: float | None = None
+) -> Verification:
+    """Run every identity that the served points allow.
+
+    Args:
+        here: a prompt of the model.
+        there: another one, as long, with another id at every position.
+        more: further identities that have to hold.
+        tolerance: largest error; ``None`` for that of the captured tensors' dtype.
+    """
+    model, get = here.model, here.get
+    facts = model.facts
+    if tolerance is None:
+        floating = (row for row in here.rows.values() if row.is_floating_point())
+        tolerance = tolerance_of(next(floating).dtype)
+    checks = [
+        *capture_identities(facts, get, tolerance),
+        *norm_identities(facts, get, tolerance),
+        *_tail(here, tolerance),
+        *more,
     ]
-    cache = run_with_cache(model, ids, served)
-    tolerance = _TOLERANCE.get(str(next(iter(cache.values())).dtype).removeprefix("torch."), 3e-2)
-    checks = [*capture_identities(model.facts, _getter(cache), tolerance), *_tail(model, cache, tolerance)]
-    return Verification(checks=checks, points=_verdicts(model, checks))
+    tried = [*variant_identities(facts, get, tolerance), *collapse_identities(facts, get, tolerance)]
+    layers = judge(model.profile, checks, tried)
+    left = {(n, at) for n, found in layers.items() for at, v in found.items() if v.state == UNCHECKED}
+    if left and model.profile.refusal("steer") is None:
+        tried += transfer_identities(here, there, left, tolerance)
+        layers = judge(model.profile, checks, tried)
+    return Verification(checks=checks, tried=tried, layers=layers)
 
 
 def _prompt(model: InterpModel, tokens: Any) -> list[int]:
@@ -89,63 +84,22 @@ def _prompt(model: InterpModel, tokens: Any) -> list[int]:
     return list(batch.rows[0])
 
 
-def _addresses(model: InterpModel, spec: PointSpec, layer: int | None) -> list[Address]:
-    """A point as a whole, or by its single streams where it is refused as a whole; nothing if it is not served."""
-    whole = Address(spec.name, layer)
-    if not spec.integer and model.profile.read_refusal(whole) is None:
-        return [whole]
-    if spec.integer or spec.axes[:1] != ("streams",):
-        return []
-    streams = [Address(spec.name, layer, (("stream", k),)) for k in range(model.facts.n_streams)]
-    return [address for address in streams if model.profile.read_refusal(address) is None]
-
-
-def _getter(cache: Cache) -> Any:
-    import torch
-
-    streams = {a.coordinate("stream") for a in cache} - {None}
-
-    def get(name: str, layer: int | None) -> Tensor | None:
-        address = Address(name, layer)
-        if address in cache:
-            return cache[address][0]
-        parts = [Address(name, layer, (("stream", k),)) for k in sorted(s for s in streams if s is not None)]
-        if parts and all(part in cache for part in parts):
-            return torch.stack([cache[part][0] for part in parts], dim=1)
-        return None
-
-    return get
-
-
-def _tail(model: InterpModel, cache: Cache, tolerance: float) -> list[Check]:
+def _tail(here: Capture, tolerance: float) -> list[Check]:
+    model, get = here.model, here.get
     several = model.facts.n_streams > 1
     name, how = ("resid_streams", "head") if several else ("resid_post", None)
-    last = Address(name, model.n_layers - 1)
-    if last not in cache or Address("lm_head") not in cache or "raw_logits" not in model.profile.spec.capabilities:
+    last = model.n_layers - 1
+    rows, head = get(name, last), get("lm_head", None)
+    if rows is None or head is None or "raw_logits" not in model.profile.spec.capabilities:
         return []
-    head, rows = cache["lm_head"][0], cache[last][0]
-    earlier = Address(name, model.n_layers - 2) if several else Address("resid_pre", model.n_layers - 1)
-    before = cache.get(earlier) if model.n_layers > 1 or not several else None
+    before = get(name, last - 1) if several else get("resid_pre", last)
     return [
         Check(
             identity=f"unembed(final_norm({'contraction of the ' if several else ''}last {name})) is lm_head",
             layer=None,
-            proves=("lm_head", name),
+            proves=("lm_head", str(Address(name, last))),
             error=difference(decode_residuals(model, rows, reduction=how), head),
-            control=None if before is None else difference(decode_residuals(model, before[0], reduction=how), head),
+            control=None if before is None else difference(decode_residuals(model, before, reduction=how), head),
             tolerance=tolerance,
         )
     ]
-
-
-def _verdicts(model: InterpModel, checks: list[Check]) -> dict[str, str]:
-    verdicts: dict[str, str] = {}
-    for spec in model.points():
-        mine = [check for check in checks if spec.name in check.proves]
-        if not model.profile.support(spec.name).readable or None in spec.absent:
-            verdicts[spec.name] = "absent"
-        elif not mine:
-            verdicts[spec.name] = "unchecked"
-        else:
-            verdicts[spec.name] = "proven" if all(check.holds for check in mine) else "failed"
-    return verdicts

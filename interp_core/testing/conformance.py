@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pytest
 
-from interp_core.checks import Check
+from interp_core.checks import Check, tolerance_of
 from interp_core.host import PluginHost, default_host
 from interp_core.testing import abilities, before, generations, hygiene, reads, writes
 from interp_core.testing.proofs import prove
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Conformance", "none_of"]
 
-_TOLERANCE: Final = {"float64": 1e-9, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 _KIT: Final = "interp_core.testing."
 
 
@@ -31,7 +30,6 @@ class Conformance:
         dtype: what the weights are loaded as; identities are sharpest in float32.
         tolerance: largest relative error of an identity; ``None`` for that of the dtype.
         unproven: points, or places such as ``attn_out.2``, that no identity can pin down, each with the reason.
-        gainless: points behind norms that have no gain.
         uses: per capability of the plugin's own, a function of the model that raises if it does not work.
         module_path: path of a module with one row per position, where ``module_path`` is served.
         host: the plugins; ``None`` for all that are installed.
@@ -42,7 +40,6 @@ class Conformance:
     dtype: ClassVar[str] = "float32"
     tolerance: ClassVar[float | None] = None
     unproven: ClassVar[Mapping[str, str]] = {}
-    gainless: ClassVar[Collection[str]] = ()
     uses: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
     module_path: ClassVar[str | None] = None
     host: ClassVar[PluginHost | None] = None
@@ -118,7 +115,7 @@ class Conformance:
     @property
     def close_enough(self) -> float:
         """The tolerance of identities."""
-        return _TOLERANCE[self.dtype] if self.tolerance is None else self.tolerance
+        return tolerance_of(self.dtype) if self.tolerance is None else self.tolerance
 
     # Before a weight is loaded.
 
@@ -153,7 +150,7 @@ class Conformance:
         silent = [name for name, reason in self.unproven.items() if not reason.strip()]
         assert not unknown + silent, f"unproven names no point of this model, or gives no reason: {unknown + silent}"
         more = [*self.references(subject), *self.identities(subject.cache())]
-        proof = prove(subject, more, self.close_enough, self.gainless)
+        proof = prove(subject, more, self.close_enough)
         # What one backend proves another may not; with one case there is no such doubt.
         stale = proof.stale(self.unproven) if len(self.cases()) == 1 else []
         none_of([*proof.faults(self.unproven), *stale])

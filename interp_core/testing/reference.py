@@ -37,7 +37,7 @@ def reference_identities(subject: Subject, tolerance: float) -> Iterator[Check]:
         yield Check(
             identity="decode_residuals of the last resid_post are transformers' own logits",
             layer=None,
-            proves=("resid_post",),
+            proves=(f"resid_post.{at}",),
             error=difference(subject.model.decode_residuals(last), logits),
             control=None if earlier is None else difference(subject.model.decode_residuals(earlier), logits),
             tolerance=tolerance,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
 from interp_core.address import COORDINATE_AXES, Address
+from interp_core.captures import Capture, layers_of, prompt_like
+from interp_core.checks import Get
 from interp_core.loading import inspect_model, load_model
 from interp_core.testing.tiny import PROMPT
 
@@ -38,12 +39,9 @@ def without_weights(checkpoint: Path, folder: Path) -> Path:
 
 def prompts(vocab_size: int) -> list[list[int]]:
     """Three prompts of unequal lengths whose ids the vocabulary has; the first two differ at every position."""
-    first, second = [token % vocab_size for token in PROMPT], _other(vocab_size)
+    first = [token % vocab_size for token in PROMPT]
+    second = prompt_like(first, vocab_size)
     return [first, second[:5], second[2:9]]
-
-
-def _other(vocab_size: int) -> list[int]:
-    return [(token * 3 + 17) % vocab_size for token in PROMPT]
 
 
 @define(eq=False)
@@ -66,7 +64,7 @@ class Subject:
     host: PluginHost | None = None
     options: Mapping[str, Any] = field(factory=dict)
     _model: InterpModel | None = field(default=None, init=False)
-    _caches: dict[tuple[int, ...], Cache] = field(factory=dict, init=False)
+    _captures: dict[tuple[int, ...], Capture] = field(factory=dict, init=False)
 
     @property
     def model(self) -> InterpModel:
@@ -78,16 +76,8 @@ class Subject:
     def forget(self) -> InterpModel | None:
         """Let go of the model, which is the caller's to shut down, and of what was captured of it."""
         model, self._model = self._model, None
-        self._caches.clear()
+        self._captures.clear()
         return model
-
-    def setting(self, key: str, default: float) -> float:
-        """A number of the checkpoint's ``config.json``, or of the text configuration in it."""
-        values = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        for source in (values, *(part for part in values.values() if isinstance(part, dict))):
-            if isinstance(source.get(key), (int, float)):
-                return float(source[key])
-        return default
 
     def close(self) -> None:
         """Shut the model down, if there is one."""
@@ -116,7 +106,7 @@ class Subject:
     @property
     def other_prompt(self) -> list[int]:
         """A prompt as long as the first, with another id at every position."""
-        return _other(self.profile.facts.vocab_size)
+        return prompt_like(self.prompts[0], self.profile.facts.vocab_size)
 
     @property
     def exact(self) -> float:
@@ -133,7 +123,7 @@ class Subject:
         profile = profile or self.profile
         found: list[Address] = []
         for spec in profile.points():
-            for layer in [None] if spec.scope == "trunk" else range(profile.facts.n_layers):
+            for layer in layers_of(spec, profile):
                 found.append(Address(spec.name, layer))
                 if spec.name.startswith("resid_") and spec.axes[0] == "streams" and profile.facts.n_streams > 1:
                     streams = range(profile.facts.n_streams)
@@ -161,31 +151,22 @@ class Subject:
 
     def rows(self, prompt: list[int] | None = None) -> Mapping[Address, Tensor]:
         """Every readable address over one prompt, ``[pos, *axes]`` or ``[heads, query, key]``; captured once."""
-        cache = self.cache(prompt)
-        return {address: cache[address][0] for address in cache}
+        return self.captured(prompt).rows
 
     def cache(self, prompt: list[int] | None = None) -> Cache:
-        """Every readable address over one prompt, as :func:`run_with_cache` gives it; captured once."""
+        """The same as :func:`~interp_core.functions.run_with_cache` gives it."""
+        return self.captured(prompt).cache
+
+    def get(self) -> Get:
+        """Rows of the first prompt by point and layer; see :func:`~interp_core.captures.getter`."""
+        return self.captured().get
+
+    def captured(self, prompt: list[int] | None = None) -> Capture:
+        """Every readable address over one prompt, the first unless another is given."""
         ids = prompt or self.prompts[0]
-        if tuple(ids) not in self._caches:
-            self._caches[tuple(ids)] = self.model.run_with_cache(ids, self.readable())
-        return self._caches[tuple(ids)]
-
-    def get(self, rows: Mapping[Address, Tensor] | None = None) -> Callable[[str, int | None], Tensor | None]:
-        """Captured rows by point and layer, the streams of a stack put together; ``None`` for what is not served."""
-        import torch
-
-        captured = rows or self.rows()
-
-        def find(name: str, layer: int | None) -> Tensor | None:
-            if Address(name, layer) in captured:
-                return captured[Address(name, layer)]
-            count = self.profile.facts.n_streams
-            parts = [captured.get(Address(name, layer, (("stream", k),))) for k in range(count)]
-            whole = [part for part in parts if part is not None]
-            return torch.stack(whole, dim=1) if count > 1 and len(whole) == count else None
-
-        return find
+        if tuple(ids) not in self._captures:
+            self._captures[tuple(ids)] = Capture(self.model, ids, self.readable())
+        return self._captures[tuple(ids)]
 
     def ends(self) -> list[Address]:
         """Where the last layers' outcome can be seen: the logits, or what comes nearest to them."""

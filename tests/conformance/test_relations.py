@@ -12,9 +12,9 @@ from torch import Tensor
 
 from interp_core.checks import Check
 from interp_core.facts import ModelFacts
+from interp_core.identities_norms import collapse_identities, norm_identities
+from interp_core.identities_variants import variant_identities
 from interp_core.points import GENERAL_POINTS
-from interp_core.testing.mixtures import variant_identities
-from interp_core.testing.norms import collapse_identities, norm_identities
 from interp_core.testing.reasons import made_up_facts
 from interp_core.testing.records import AXES
 
@@ -63,24 +63,26 @@ def test_what_stands_behind_a_norm(norm: str) -> None:
         "another channel": right.roll(1, -1),
         "another position": right.roll(1, 0),
     }
-    assert only(norm_identities(about, get({"resid_pre": before, "attn_in": right}), TOLERANCE, ())).holds
+    assert only(norm_identities(about, get({"resid_pre": before, "attn_in": right}), TOLERANCE)).holds
     for what, value in wrong.items():
-        check = only(norm_identities(about, get({"resid_pre": before, "attn_in": value}), TOLERANCE, ()))
-        assert not check.holds, what
+        check = only(norm_identities(about, get({"resid_pre": before, "attn_in": value}), TOLERANCE))
+        assert not check.proof, what
 
 
-def test_a_norm_without_a_gain_is_named_by_the_author() -> None:
+def test_a_norm_without_a_gain_is_named_by_the_facts() -> None:
     about, before = facts(qk_norm="head"), rows(4, 8)
     captured = {"q_norm_in": before, "q_norm_out": rms(before, about.norm_eps)}
-    assert not only(norm_identities(about, get(captured), TOLERANCE, ())).holds
-    assert only(norm_identities(about, get(captured), TOLERANCE, ("q_norm_out",))).holds
+    check = only(norm_identities(about, get(captured), TOLERANCE))
+    assert (check.holds, check.proof) == (True, False)
+    named = evolve(about, gainless=("q_norm_out",))
+    assert only(norm_identities(named, get(captured), TOLERANCE)).proof
 
 
 def test_where_there_is_no_norm_nothing_changes() -> None:
     captured = {"resid_pre": rows(32), "attn_in": rows(32)}
     about = facts(attn_pre_norm=False)
-    assert only(norm_identities(about, get(captured), TOLERANCE, ())).holds
-    assert not only(norm_identities(about, get(captured | {"attn_in": rows(32, seed=1)}), TOLERANCE, ())).holds
+    assert only(norm_identities(about, get(captured), TOLERANCE)).holds
+    assert not only(norm_identities(about, get(captured | {"attn_in": rows(32, seed=1)}), TOLERANCE)).holds
 
 
 @pytest.mark.parametrize("score", [lambda x: x.softmax(-1), torch.sigmoid])
@@ -92,11 +94,12 @@ def test_routers(score: Callable[[Tensor], Tensor], shares: bool, scale: float) 
     weights = scores.gather(-1, chosen)
     weights = scale * (weights / weights.sum(-1, keepdim=True) if shares else weights)
     right = {"router_logits": logits, "expert_weights": weights, "expert_indices": chosen}
-    assert only(variant_identities(facts(), get(right), TOLERANCE, scale)).holds
+    about = facts(routed_scale=scale)
+    assert only(variant_identities(about, get(right), TOLERANCE)).holds
     for name, value in (("expert_weights", weights.flip(-1)), ("expert_indices", (chosen + 1) % 4)):
-        assert not only(variant_identities(facts(), get(right | {name: value}), TOLERANCE, scale)).holds
+        assert not only(variant_identities(about, get(right | {name: value}), TOLERANCE)).holds
     twice = right | {"expert_weights": 2.0 * weights}
-    assert not only(variant_identities(facts(), get(twice), TOLERANCE, scale)).holds
+    assert not only(variant_identities(about, get(twice), TOLERANCE)).holds
 
 
 @pytest.mark.parametrize("activation", [torch.sigmoid, torch.nn.functional.silu])

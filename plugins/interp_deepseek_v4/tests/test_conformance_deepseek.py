@@ -30,7 +30,6 @@ def turned(rows: torch.Tensor, base: float) -> torch.Tensor:
 class TestDeepSeekV4(ArchitectureConformance):
     architecture = "deepseek-v4"
     backends = ("eager",)
-    gainless = ("q_norm_out",)
 
     def checkpoint(self, folder: Path) -> str:
         return save("deepseek_v4", folder)

@@ -23,6 +23,7 @@ def deepseek_v4(config: Any, facts: ModelFacts) -> ModelFacts:
         several_streams(config, facts),
         layers=layers,
         qk_norm="head",
+        gainless=("q_norm_out",),
         sinks=True,
         shared_key_value=True,
         extra={

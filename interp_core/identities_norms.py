@@ -1,13 +1,13 @@
 """Identities of norms: what stands behind one is what stands before it, normalised, times a gain per channel.
 
 The gain is not known to a stranger, so it is fitted over the positions of a prompt: one or two numbers per channel for
-a dozen positions. A norm whose fitted gains are all alike is refused, since a point taken before the gain looks so.
+a dozen positions. Where the fitted gains are all alike nothing is proven, since a point taken before the gain looks so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from interp_core.checks import Check, Get, difference
 from interp_core.facts import LayerFacts, ModelFacts
@@ -17,18 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["collapse_identities", "norm_identities"]
 
-_SPREAD = 1e-3  # of fitted gains, relative to their mean; random ones differ by some per cent
+_SPREAD: Final = 1e-3  # of fitted gains, relative to their mean; random ones differ by some per cent
+_ALIKE: Final = " (all alike here, so that it may be taken before its gain)"
 
 
-def norm_identities(facts: ModelFacts, get: Get, tolerance: float, gainless: Collection[str]) -> Iterator[Check]:
-    """What stands on both sides of each norm that the facts name, and of each place where they name none.
-
-    Args:
-        facts: of the trunk.
-        get: captured rows.
-        tolerance: largest error.
-        gainless: points behind norms that have no gain.
-    """
+def norm_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    """What stands on both sides of each norm that the facts name, and of each place where they name none."""
     for layer in facts.layers:
         for source, target, normed in _sides(facts, layer):
             if source.endswith("_stream_collapse"):
@@ -39,14 +33,13 @@ def norm_identities(facts: ModelFacts, get: Get, tolerance: float, gainless: Col
             at: int | None = layer.index
             if normed:
                 whole = target[1:] == "_norm_out" and facts.qk_norm == "full"
-                yield _fitted(facts, source, target, at, (before, after), tolerance, target in gainless, whole=whole)
+                yield _fitted(facts, source, target, at, (before, after), tolerance, whole=whole)
             else:
                 factor = facts.residual_multiplier if target.endswith("_post") else 1.0
                 yield _equal(source, target, at, (before * factor, after), tolerance)
     last, final = get("resid_post", facts.n_layers - 1), get("final_norm", None)
     if facts.n_streams == 1 and facts.final_norm and last is not None and final is not None:
-        pair, free = (last, final), "final_norm" in gainless
-        yield _fitted(facts, "the last resid_post", "final_norm", None, pair, tolerance, free, whole=False)
+        yield _fitted(facts, "the last resid_post", "final_norm", None, (last, final), tolerance)
 
 
 def collapse_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
@@ -58,7 +51,7 @@ def collapse_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterat
             if before is None or after is None:
                 continue
             pair = (before, after)
-            through = _fitted(facts, source, target, layer.index, pair, tolerance, False, whole=False)
+            through = _fitted(facts, source, target, layer.index, pair, tolerance)
             yield through if through.holds else _equal(source, target, layer.index, pair, tolerance)
 
 
@@ -98,25 +91,23 @@ def _fitted(
     layer: int | None,
     pair: tuple[Tensor, Tensor],
     tolerance: float,
-    gainless: bool,
     *,
-    whole: bool,
+    whole: bool = False,
 ) -> Check:
     before, after = (t.double().flatten(1) if whole else t.double() for t in pair)
     centred = facts.norm == "layer"
     normal = _normalised(before, facts.norm_eps, centred=centred)
     error, spread = _fit(normal, after, centred=centred)
-    if not gainless and spread < _SPREAD:
-        # As if it were taken between the norm and its gain, or the checkpoint's norms had none.
-        error = float("inf")
+    # As if it were taken between the norm and its gain: that would look the same.
+    alike = spread < _SPREAD and target not in facts.gainless
     wrong, _ = _fit(normal.roll(1, -1), after, centred=centred)
     bare, _ = _fit(before, after, centred=centred)
     return Check(
-        identity=f"{source}, normalised and times one gain per channel, is {target}",
+        identity=f"{source}, normalised and times one gain per channel{_ALIKE if alike else ''}, is {target}",
         layer=layer,
         proves=(source, target) if source.endswith(("_in", "_out", "collapse")) else (target,),
         error=error,
-        control=min(wrong, bare),
+        control=None if alike else min(wrong, bare),
         tolerance=tolerance,
     )
 

@@ -1,6 +1,6 @@
 """Identities of parts that families make in one of a few ways: routers, attention gates, collapsed streams.
 
-The variant that holds proves the points; if none holds, nothing is proven, and the author says what does.
+The variant that holds proves the points; if none holds, nothing is proven.
 """
 
 from __future__ import annotations
@@ -17,18 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["variant_identities"]
 
 
-def variant_identities(facts: ModelFacts, get: Get, tolerance: float, scale: float = 1.0) -> Iterator[Check]:
-    """For each router, gate and collapse the variant that fits best.
-
-    Args:
-        facts: of the trunk.
-        get: captured rows.
-        tolerance: largest error.
-        scale: factor that the configuration puts on the weights of experts.
-    """
+def variant_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    """For each router, gate and collapse the variant that fits best."""
     for layer in facts.layers:
         at = layer.index
-        for found in (_router(get, at, tolerance, scale), _gate(facts, get, at, tolerance)):
+        for found in (_router(get, at, tolerance, facts.routed_scale), _gate(facts, get, at, tolerance)):
             if found:
                 yield min(found, key=lambda check: check.error)
         for site, stack in (("attn", "resid_pre"), ("mlp", "resid_mid")):

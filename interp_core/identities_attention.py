@@ -1,0 +1,106 @@
+"""Identities of softmax attention on captured tensors: scores, probabilities, mask, sinks, values and ``z``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from interp_core.checks import Check, Get, difference
+from interp_core.facts import LayerFacts, ModelFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["attention_identities"]
+
+
+def attention_identities(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    """Scores to probabilities, the mask, and probabilities to ``z``, of one layer."""
+    at = layer.index
+    scores, probs = get("attn_scores", at), get("attn_probs", at)
+    if scores is not None and probs is not None:
+        yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks)
+    if facts.shared_key_value:
+        return  # What attention sums up is rotated, and z is not.
+    value, z = get("value", at), get("z", at)
+    if probs is None or value is None or z is None or facts.attn_gate:
+        return  # Of gates there are several kinds: see variant_identities.
+    group = layer.n_heads // layer.n_kv_heads
+    per_head = value.repeat_interleave(group, dim=1).transpose(0, 1)
+    probs = probs.to(value.dtype)
+    yield Check(
+        identity="attn_probs @ value is z",
+        layer=at,
+        proves=("attn_probs", "value", "z"),
+        error=difference((probs @ per_head).transpose(0, 1), z),
+        control=difference(_wrong_heads(layer, probs, value, per_head).transpose(0, 1), z),
+        tolerance=tolerance,
+    )
+
+
+def _wrong_heads(layer: LayerFacts, probs: Tensor, value: Tensor, per_head: Tensor) -> Tensor:
+    """What heads would sum up with values of others: key/value heads tiled instead of repeated, where that differs."""
+    if layer.n_heads == 1:
+        return probs @ per_head.roll(1, 1)
+    if layer.n_kv_heads == 1:
+        return probs.roll(1, 0) @ per_head
+    if layer.n_kv_heads < layer.n_heads:
+        return probs @ value.repeat(1, layer.n_heads // layer.n_kv_heads, 1).transpose(0, 1)
+    return probs @ per_head.roll(1, 0)
+
+
+def _one_sink(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float) -> Check:
+    """What a row lacks of 1 is the share of one logit per head, the same for every query."""
+    mass = probs.double().sum(-1)
+    # Each head's sink is best seen in the row that it shares most evenly with the keys.
+    clearest = (mass - 0.5).abs().argmin(-1, keepdim=True)
+
+    def predicted(values: Tensor) -> Tensor:
+        total = values.double().logsumexp(-1)
+        sink = (total - (mass / (1.0 - mass)).log()).gather(-1, clearest)
+        return (total - sink).sigmoid()
+
+    return Check(
+        identity="what attn_probs lack of 1 is one sink logit per head over attn_scores",
+        layer=layer.index,
+        proves=("attn_scores", "attn_probs"),
+        error=difference(predicted(scores), mass),
+        control=difference(predicted(scores - scores.amax(-1, keepdim=True)), mass),
+        tolerance=tolerance,
+    )
+
+
+def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float, *, sinks: bool) -> Iterator[Check]:
+    import torch
+
+    # With a sink logit in the denominator a row of probabilities sums to less than 1.
+    mass = probs.double().sum(-1, keepdim=True) if sinks else 1.0
+    made = scores.double().softmax(-1) * mass
+    wrong = scores.roll(1, -1).double().softmax(-1) * mass
+    yield Check(
+        identity="the softmax of attn_scores is attn_probs",
+        layer=layer.index,
+        proves=("attn_scores", "attn_probs"),
+        error=difference(made, probs),
+        control=difference(wrong, probs) if scores.shape[-1] > 1 else None,
+        tolerance=tolerance,
+    )
+    if sinks:
+        yield _one_sink(layer, scores, probs, tolerance)
+    queries, columns = probs.shape[-2:]
+    # Which compressed entries are seen behind the tokens is the model's choice.
+    keys = columns if layer.compress_rate is None else queries
+    probs = probs[..., :keys]
+    row = torch.arange(queries)[:, None] + keys - queries
+    allowed = torch.arange(keys)[None] <= row
+    if layer.window is not None:
+        allowed &= torch.arange(keys)[None] > row - layer.window
+    seen = (probs > 0).any(0) if probs.dim() == 3 else probs > 0
+    yield Check(
+        identity="exactly the keys of the mask (and window) have a probability above 0",
+        layer=layer.index,
+        proves=("attn_probs",),
+        error=float((seen != allowed).double().mean()),
+        control=float((seen != torch.ones_like(allowed)).double().mean()) if queries > 1 else None,
+        tolerance=0.0,
+    )

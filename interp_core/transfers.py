@@ -1,0 +1,105 @@
+"""Identities by cause: put another prompt's rows in the place of a point, and what it feeds is that prompt's.
+
+They pin down what a point is *for*. They hold only where the point is the whole input of what it feeds, which a
+stranger cannot know of every trunk; so one that does not hold proves nothing, and is no fault by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import Final
+
+from attrs import frozen
+
+from interp_core.address import Address
+from interp_core.captures import Capture, layers_of
+from interp_core.checks import Check, difference
+from interp_core.functions import run_with_cache
+from interp_core.operations import Replace
+from interp_core.profile import ModelProfile
+
+__all__ = ["transfer_identities"]
+
+_FEEDS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
+    (("embeddings",), ("resid_pre",)),
+    (("resid_pre",), ("resid_post",)),
+    (("resid_mid",), ("resid_post",)),
+    (("attn_stream_collapse",), ("attn_in", "attn_out")),
+    (("mlp_stream_collapse",), ("mlp_in", "mlp_out")),
+    (("attn_in",), ("attn_out", "z", "attn_out_post")),
+    (("q_norm_in",), ("q_norm_out",)),
+    (("k_norm_in",), ("k_norm_out",)),
+    (("q_norm_out", "k_norm_out", "value"), ("z", "attn_out")),
+    (("z",), ("attn_out",)),
+    (("attn_out",), ("attn_out_post",)),
+    (("mlp_in",), ("mlp_out", "mlp_out_post")),
+    (("mlp_pre", "mlp_pre_linear"), ("mlp_act", "mlp_out")),
+    (("mlp_pre",), ("mlp_act", "mlp_out")),
+    (("mlp_act",), ("mlp_out",)),
+    (("mlp_out",), ("mlp_out_post",)),
+    (("final_norm",), ("lm_head",)),
+)
+"""Points that are written together, and what they feed: the first of these that is served is read."""
+
+
+@frozen
+class _Transfer:
+    """One place: what is written there together, and what is read."""
+
+    sources: tuple[Address, ...]
+    target: Address
+
+
+def transfer_identities(
+    here: Capture, there: Capture, needed: AbstractSet[tuple[str, int | None]], tolerance: float
+) -> Iterator[Check]:
+    """Transfers from ``there`` into ``here`` for ``needed`` points ``(name, layer)``, where they can be written.
+
+    What a point feeds is read before anything of the next layer can change it, so one forward does all layers.
+    """
+    for sources, fed in _FEEDS:
+        jobs = [job for job in _transfers(here, sources, fed) if needed & {(a.name, a.layer) for a in job.sources}]
+        # Where what is read is what the next layer's write replaces, every other layer at a time.
+        groups = [jobs[0::2], jobs[1::2]] if sources == ("resid_pre",) else [jobs]
+        for group in groups:
+            if group:
+                yield from _transferred(here, there, group, tolerance)
+
+
+def _transfers(here: Capture, sources: tuple[str, ...], fed: tuple[str, ...]) -> Iterator[_Transfer]:
+    profile = here.model.profile
+    if any(name not in profile.specs for name in sources):
+        return
+    for layer in layers_of(profile.specs[sources[0]], profile):
+        addresses = tuple(Address(name, layer) for name in sources)
+        if any(a not in here.rows or profile.write_refusal(a) is not None for a in addresses):
+            continue
+        target = next((t for name in fed for t in _places(profile, name, layer) if t in here.rows), None)
+        if target is not None:
+            yield _Transfer(addresses, target)
+
+
+def _places(profile: ModelProfile, name: str, layer: int | None) -> list[Address]:
+    """A point at the layer of what feeds it, or, of several streams, the first."""
+    spec = profile.specs.get(name)
+    if spec is None or spec.scope == "trunk":
+        return [Address(name)]
+    at = 0 if layer is None else layer
+    return [Address(name, at), Address(name, at, (("stream", 0),))]
+
+
+def _transferred(here: Capture, there: Capture, jobs: list[_Transfer], tolerance: float) -> Iterator[Check]:
+    writes = [Replace(address, there.rows[address]) for job in jobs for address in job.sources]
+    moved = run_with_cache(here.model, here.tokens, [job.target for job in jobs], steering=writes)
+    for job in jobs:
+        names = " and ".join(address.name for address in job.sources)
+        wanted = there.rows[job.target]
+        yield Check(
+            identity=f"with another prompt's {names} in place, {job.target.name} is that prompt's",
+            layer=job.sources[0].layer,
+            proves=tuple(address.name for address in job.sources),
+            error=difference(moved[job.target][0], wanted),
+            control=difference(here.rows[job.target], wanted),
+            tolerance=tolerance,
+        )
