@@ -1,8 +1,10 @@
 """Prove every point on every architecture of the installed transformers, each as a tiny random model.
 
-    make conformance                                    # all, two processes
+    make conformance                                    # all, two processes; writes docs/coverage.md
+    make conformance ARGS=--check                       # all; compares with the page instead
     make conformance ARGS="llama gemma2"
     python tools/conformance.py llama gemma2 mm:llava   # only these, with the details of what fails
+    python tools/conformance.py --write llama           # one row of the page anew
     python tools/conformance.py --list                  # the names
 
 Run it on single families while adding facts: for every failure it prints the identity, the layer, the error and
@@ -19,11 +21,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 
 from tqdm import tqdm
 
 from zoo.outcome import Outcome
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 _LEAST_PROVEN = 150
 _BAD = ("failed", "not proven", "error")
 
@@ -43,18 +47,39 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     outcomes = sorted(_run(options.names or sorted(known), options.jobs), key=lambda outcome: outcome.name)
     for outcome in outcomes:
-        if options.names or outcome.problems:
+        if options.names or outcome.problems or outcome.doubts:
             print(_details(outcome), end="\n\n")
     counts = Counter(outcome.kind for outcome in outcomes)
     print(", ".join(f"{kind}: {counts[kind]}" for kind in sorted(counts)))
     bad = any(outcome.kind in _BAD or outcome.problems for outcome in outcomes)
-    return int(bad or (not options.names and counts["proven"] < _LEAST_PROVEN))
+    bad |= not options.names and counts["proven"] < _LEAST_PROVEN
+    if options.write or options.check or not options.names:
+        bad |= _page(outcomes, whole=not options.names, check=options.check)
+    return int(bad)
+
+
+def _page(outcomes: Sequence[Outcome], *, whole: bool, check: bool) -> bool:
+    """Write the page, or compare with it; whether it is stale."""
+    from zoo.page import current, parse, render
+
+    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    if check:
+        stale = current(text, outcomes)
+        stale += sorted(set(parse(text)) - {outcome.name for outcome in outcomes}) if whole else []
+        if stale:
+            print(f"{PAGE.name} is stale for: {', '.join(stale)}; run: make conformance", file=sys.stderr)
+        return bool(stale)
+    rows = ({} if whole else parse(text)) | {outcome.name: outcome for outcome in outcomes}
+    PAGE.write_text(render(rows.values()), encoding="utf-8")
+    return False
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Prove every point on every architecture of transformers.")
     parser.add_argument("names", nargs="*", help="architectures; none for all")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("--check", action="store_true", help="compare with the page instead of writing it")
+    parser.add_argument("--write", action="store_true", help="with names: write their rows of the page")
     parser.add_argument("--list", action="store_true", help="print the names of all architectures")
     return parser
 
@@ -102,6 +127,7 @@ def _details(outcome: Outcome) -> str:
     lines += [f"  {marks:8} {' '.join(points)}" for marks, points in groups.items()]
     lines += [f"  why: {', '.join(points)}: {reason}" for reason, points in outcome.reasons.items()]
     lines += ["  ! " + problem.rstrip().replace("\n", "\n    ") for problem in outcome.problems]
+    lines += ["  ? " + doubt for doubt in outcome.doubts]
     return "\n".join(lines)
 
 

@@ -194,6 +194,12 @@ _SHAPES: Final[dict[str, dict[str, Any]]] = {
         "attn_config": {"kv_n_heads": KV_HEADS, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": NEURONS, "hidden_size": WIDTH, "moe_num_experts": EXPERTS, "moe_top_k": 2},
     },
+    "dots1": {
+        "n_routed_experts": EXPERTS,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 16},
     "longcat_flash": {"head_dim": 8, "zero_expert_num": 2, "num_layers": 2, "num_key_value_heads": HEADS},

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-__all__ = ["ABSENT", "FAILED", "PROVEN", "UNCHECKED", "UNSERVED", "Outcome"]
+__all__ = ["ABSENT", "FAILED", "KINDS", "PROVEN", "UNCHECKED", "UNSERVED", "Outcome"]
 
 PROVEN: Final = "P"
 FAILED: Final = "F"
 UNCHECKED: Final = "?"
 ABSENT: Final = "-"
 UNSERVED: Final = "x"
+
+KINDS: Final = {
+    "proven": "proven: every point that is served, on every layer",
+    "not proven": "not proven: some point is served, and nothing pins it down",
+    "failed": "failed",
+    "error": "error: something was raised",
+    "unknown": "unknown: the block structure is not known, so every point is refused",
+    "refused": "refused as a whole, with a reason",
+    "not built": "not built: no tiny model can be made of it, or it cannot run on text",
+}
 
 
 @frozen(kw_only=True)
@@ -21,12 +31,12 @@ class Outcome:
 
     Attributes:
         name: its name in the zoo.
-        kind: ``proven`` (every served point, on every layer), ``not proven`` (some served point has no
-            identity), ``failed``, ``unknown`` (the block structure is not known, so layer points are refused),
-            ``refused`` (no decoder, with the reason), ``error`` (something was raised), or ``not built``.
-        marks: per point one letter per layer, or one for a point of the trunk: see the constants here.
-        reasons: why points are not there: reason to points, with layers in brackets where not on all.
+        kind: one of :data:`KINDS`.
+        marks: per point one letter, where it holds for every layer, or one per layer: see the constants here.
+        reasons: why points are not there: reason to points, with layers in brackets where not on all; or why
+            there is nothing to say of any point.
         problems: what failed, each as a text for whoever mends it.
+        doubts: what is served and not proven, and what verification hints at.
     """
 
     name: str
@@ -34,3 +44,8 @@ class Outcome:
     marks: dict[str, str] = field(factory=dict)
     reasons: dict[str, list[str]] = field(factory=dict)
     problems: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    def bare(self) -> Outcome:
+        """What the page says of it."""
+        return evolve(self, problems=(), doubts=())

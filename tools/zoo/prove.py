@@ -19,7 +19,9 @@ from attrs import define, field
 
 from interp_core import Add, CapabilityUnsupported, InterpModel, ModelUnavailable, inspect_model, load_model
 from interp_core.address import Address
+from interp_core.captures import layers_of, parts_of
 from interp_core.checks import difference
+from interp_core.verdicts import Verification
 from zoo.build import save
 from zoo.families import UNBUILDABLE
 from zoo.outcome import ABSENT, FAILED, PROVEN, UNCHECKED, UNSERVED, Outcome
@@ -40,9 +42,13 @@ class _Record:
     marks: dict[str, str] = field(factory=dict)
     reasons: dict[str, list[str]] = field(factory=dict)
     problems: list[str] = field(factory=list)
+    doubts: list[str] = field(factory=list)
 
     def problem(self, text: str) -> None:
         self.problems.append(text)
+
+    def doubt(self, text: str) -> None:
+        self.doubts.append(text)
 
     def mark(self, address: Address, letter: str) -> None:
         at = address.layer or 0
@@ -50,9 +56,19 @@ class _Record:
         self.marks[address.name] = old[:at] + letter + old[at + 1 :]
 
     def outcome(self) -> Outcome:
+        marks = {point: letters[0] if len(set(letters)) == 1 else letters for point, letters in self.marks.items()}
         return Outcome(
-            name=self.name, kind=self.kind, marks=self.marks, reasons=self.reasons, problems=tuple(self.problems)
+            name=self.name,
+            kind=self.kind,
+            marks=marks,
+            reasons=self.reasons,
+            problems=tuple(self.problems),
+            doubts=tuple(self.doubts),
         )
+
+    def whole(self, kind: str, reason: str) -> None:
+        """There is one thing to say, and nothing of single points."""
+        self.kind, self.marks, self.reasons = kind, {}, {reason.rstrip("."): ["every point"]}
 
 
 def prove(name: str, backend: str = "eager") -> Outcome:
@@ -74,10 +90,12 @@ def prove(name: str, backend: str = "eager") -> Outcome:
 
 
 def _not_built(record: _Record, error: Exception) -> Outcome:
-    record.kind = "not built"
-    if record.name not in UNBUILDABLE:
+    reason = UNBUILDABLE.get(record.name)
+    if reason is None:
         text = str(error).strip().splitlines()
-        record.problem(f"cannot be built: {type(error).__name__}: {text[0] if text else ''}")
+        reason = f"{type(error).__name__}: {text[0] if text else ''}"
+        record.problem(f"cannot be built, and is not listed as such: {reason}")
+    record.whole("not built", reason)
     return record.outcome()
 
 
@@ -85,17 +103,15 @@ def _prove(record: _Record, path: Path, backend: str) -> None:
     try:
         profile = inspect_model(path, backend)
     except ModelUnavailable as error:
-        record.kind = "refused"
-        record.reasons = {str(error).replace(str(path), "this checkpoint"): ["every point"]}
+        record.whole("refused", str(error).replace(str(path), "this checkpoint"))
         return
     served = _survey(record, profile)
     with load_model(path, backend, dtype="float32") as model:
         _check_refusals(record, model, served)
         if not profile.facts.structure_known:
-            record.kind = "unknown"
+            record.whole("unknown", f"the block structure of {profile.facts.model_type!r} is not known")
             return
-        verification = model.verify(list(PROMPT))
-        _judge(record, served, verification)
+        _judge(record, model.verify(list(PROMPT)))
         for check in (_check_blocks, _check_zero_writes, _check_large_writes, _check_logits):
             check(record, model, served)
     letters = set("".join(record.marks.values()))
@@ -107,33 +123,31 @@ def _survey(record: _Record, profile: Any) -> list[Address]:
     """Marks and reasons from the profile alone, and the addresses that are served."""
     served = []
     for spec in profile.points():
-        layers = [None] if spec.scope == "trunk" else range(profile.facts.n_layers)
-        marks = ""
+        layers = layers_of(spec, profile)
         why: dict[str, list[int | None]] = {}
         for layer in layers:
-            address = Address(spec.name, layer)
-            refusal = profile.read_refusal(address)
-            if refusal is None:
-                served.append(address)
-                marks += UNCHECKED
-                continue
-            absent = None in spec.absent or layer in spec.absent
-            marks += ABSENT if absent else UNSERVED
-            why.setdefault(refusal.why, []).append(layer)
-        record.marks[spec.name] = marks
+            parts = parts_of(profile, spec, layer)
+            served += parts
+            refusal = None if parts else profile.read_refusal(Address(spec.name, layer))
+            lacks = None in spec.absent or layer in spec.absent
+            letter = UNCHECKED if parts else ABSENT if lacks else UNSERVED
+            record.marks[spec.name] = record.marks.get(spec.name, "") + letter
+            if refusal is not None:
+                why.setdefault(refusal.why.rstrip("."), []).append(layer)
         for reason, where in why.items():
-            everywhere = len(where) == len(marks)
-            label = spec.name if everywhere else f"{spec.name} ({', '.join(map(str, where))})"
+            label = spec.name if len(where) == len(layers) else f"{spec.name} ({' '.join(map(str, where))})"
             record.reasons.setdefault(reason, []).append(label)
     return served
 
 
 def _check_refusals(record: _Record, model: InterpModel, served: list[Address]) -> None:
+    """Every address that the profile refuses is refused by a capture too, before there are weights."""
+    there = {(address.name, address.layer) for address in served}
     for spec in model.points():
-        for layer in [None] if spec.scope == "trunk" else range(model.n_layers):
-            address = Address(spec.name, layer)
-            if address in served:
+        for layer in layers_of(spec, model.profile):
+            if (spec.name, layer) in there:
                 continue
+            address = Address(spec.name, layer)
             try:
                 model.run_with_cache(list(PROMPT), [address])
             except CapabilityUnsupported as error:
@@ -145,25 +159,17 @@ def _check_refusals(record: _Record, model: InterpModel, served: list[Address]) 
         record.problem("refusals loaded the weights")
 
 
-def _judge(record: _Record, served: list[Address], verification: Any) -> None:
-    for address in served:
-        mine = [c for c in verification.checks if address.name in c.proves and _concerns(c, address)]
-        if mine:
-            record.mark(address, PROVEN if all(c.holds for c in mine) else FAILED)
-    for c in verification.failed():
-        where = "trunk" if c.layer is None else f"layer {c.layer}"
-        control = "none" if c.control is None else f"{c.control:.1e}"
-        record.problem(
-            f"{where}: {c.identity}: error {c.error:.1e} (allowed {c.tolerance:.0e}), control {control}; "
-            f"concerns {', '.join(c.proves)}"
-        )
-
-
-def _concerns(check: Any, address: Address) -> bool:
-    if check.layer is None or address.layer is None:
-        return True
-    following = "next layer" in check.identity and address.name == "resid_pre"
-    return bool(check.layer == address.layer or (following and check.layer + 1 == address.layer))
+def _judge(record: _Record, verification: Verification) -> None:
+    letters = {"proven": PROVEN, "failed": FAILED}
+    for name, verdicts in verification.layers.items():
+        for layer, verdict in verdicts.items():
+            if verdict.state in letters:
+                record.mark(Address(name, layer), letters[verdict.state])
+            elif verdict.state == "unchecked":
+                record.doubt(f"{Address(name, layer)}: {verdict.reason}")
+    for check in verification.failed():
+        record.problem(f"{check.describe()}; it speaks of {', '.join((*check.proves, *check.concerns))}")
+    record.doubts += verification.hints
 
 
 @contextmanager
@@ -192,7 +198,7 @@ def _bare_hooks(model: InterpModel) -> Iterator[dict[str, Any]]:
 
 
 def _check_blocks(record: _Record, model: InterpModel, served: list[Address]) -> None:
-    ends = [a for a in served if a.name in ("resid_pre", "resid_post")]
+    ends = [a for a in served if a.name in ("resid_pre", "resid_post") and not a.coordinates]
     if not ends:
         return
     with _bare_hooks(model) as seen:
