@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bind"]
 
-# Families that apply the query and key norms after heads were moved in front of positions.
-_NORM_HEADS_FIRST: Final = frozenset("apertus exaone4 exaone_moe gemma3 gemma3_text phi stablelm".split())
-
 _TRUNK: Final = {
     "embeddings": Binding(Read("embed")),
-    "final_norm": Binding(Read("final_norm")),
     "lm_head": Binding(Read("lm_head")),
 }
 
@@ -32,6 +28,9 @@ def bind(address: Address, facts: ModelFacts, layout: Layout) -> Binding:
     Raises:
         KeyError: the point has no binding; profiles refuse such points before.
     """
+    if address.name == "final_norm":
+        # Some apply it twice in a forward, and the first time before the blocks.
+        return Binding(Read("final_norm", call=facts.final_norm_call or None))
     if address.layer is None:
         return _TRUNK[address.name]
     layer = facts.layers[address.layer]
@@ -50,15 +49,14 @@ def _mlp_ends(layer: LayerFacts, layout: Layout) -> tuple[str, str]:
 
 
 def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, Expression]:
-    heads_first = facts.model_type in _NORM_HEADS_FIRST
     mlp_first, mlp_last = _mlp_ends(layer, layout)
     return {
         "resid_pre": Read("block", "input"),
         "attn_in": Read("attn", "input"),
-        "q_norm_in": Read("attn.q_norm", "input", heads_first=heads_first),
-        "q_norm_out": Read("attn.q_norm", heads_first=heads_first),
-        "k_norm_in": Read("attn.k_norm", "input", heads_first=heads_first),
-        "k_norm_out": Read("attn.k_norm", heads_first=heads_first),
+        "q_norm_in": _head_norm("attn.q_norm", "input", facts),
+        "q_norm_out": _head_norm("attn.q_norm", "output", facts),
+        "k_norm_in": _head_norm("attn.k_norm", "input", facts),
+        "k_norm_out": _head_norm("attn.k_norm", "output", facts),
         "z": Read("attn.o_proj", "input"),
         "attn_out": Read("attn.o_proj"),
         "attn_out_post": _attn_contribution(facts),
@@ -68,6 +66,11 @@ def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, E
         "mlp_out_post": _contribution("mlp_post_norm" if facts.mlp_post_norm else mlp_last, facts),
         "resid_post": Read("block"),
     }
+
+
+def _head_norm(role: str, side: str, facts: ModelFacts) -> Read:
+    axes = facts.qk_norm_axes
+    return Read(role, side, heads_first=axes == "heads", merged=axes == "merged")
 
 
 def _attn_contribution(facts: ModelFacts) -> Expression:

@@ -44,14 +44,18 @@ class Read:
         role: the module's role; its path is the backend's layout's affair.
         side: ``"input"`` or ``"output"``.
         slot: which positional argument, or which element of a tuple of outputs.
+        call: which of the module's calls in a forward, from 0; ``None`` where there is one.
         heads_first: the tensor is ``[batch, heads, pos, dim]`` rather than ``[batch, pos, heads, dim]``.
+        merged: the tensor is ``[batch * pos, heads, dim]``.
         streams_first: the tensor is ``[streams, batch, pos, d_model]`` rather than ``[batch, pos, streams, d_model]``.
     """
 
     role: str
     side: str = "output"
     slot: int = 0
+    call: int | None = None
     heads_first: bool = False
+    merged: bool = False
     streams_first: bool = False
 
 

@@ -34,6 +34,7 @@ class LayerFacts:
         head_dim: width of a query and key head.
         v_head_dim: width of a value head.
         kv_shared_from: the earlier layer whose keys and values this one uses, or ``None``.
+        key_budget: number of keys that a query chooses among those that it may see; ``None`` if it attends to all.
         compress_rate: tokens per compressed entry, where queries see such entries beside the tokens; ``None`` if not.
         mlp: ``dense``, ``sparse`` (mixture of experts) or ``none``.
         d_mlp: neurons of a dense MLP.
@@ -52,6 +53,7 @@ class LayerFacts:
     head_dim: int = 0
     v_head_dim: int = 0
     kv_shared_from: int | None = None
+    key_budget: int | None = None
     compress_rate: int | None = None
     mlp: str = "dense"
     d_mlp: int = 0
@@ -92,15 +94,24 @@ class ModelFacts:
         final_norm: whether a norm stands between the last block and the unembedding.
         qk_norm: ``""`` (none), ``head`` (per head) or ``full`` (over all heads at once).
         gainless: points behind norms that have no gain.
+        qk_norm_axes: how tensors of these norms lie: ``positions``, ``heads`` (heads before positions) or ``merged``
+            (prompts and positions in one axis).
         gated_mlp: whether dense MLPs have a gate and a linear branch.
         activation: name of the MLP's activation function.
         positions: ``rotary``, ``learned``, ``alibi``, ``none`` or ``other``.
+        embedding_norm: whether a norm stands between the embeddings and the first block.
+        final_norm_call: which of the final norm's calls in a forward is the one after the blocks, from 0.
+        attn_sub_norm, mlp_sub_norm: whether a norm stands before the last projection of the sublayer, so that ``z``
+            and ``mlp_act`` are behind it.
         embedding_scale: factor on the embeddings.
         embedding_scale_inside: whether that factor is applied inside the embedding module.
         residual_multiplier: factor on each sublayer's contribution.
+        head_scale: factor on the final norm's output before the unembedding.
         logit_multiplier: factor on the unembed output.
         routed_scale: factor that the configuration puts on the weights of the chosen experts.
         attn_scale: factor on query-key products, or ``None`` for ``head_dim ** -0.5``.
+        score_terms: what the code does to scores besides scaling, cap and mask, in words; empty if nothing.
+        attn_difference: whether ``z`` is a difference between what the two halves of the heads sum up, normalised.
         attn_softcap, final_softcap: caps, or ``None``.
         sinks: attention has sink logits in the softmax's denominator.
         attn_gate: ``""``, ``packed`` (in the query projection) or ``separate``.
@@ -113,6 +124,9 @@ class ModelFacts:
         dtype: the checkpoint's own dtype name, or ``None``.
         quantization: name of the quantisation method, or ``None``.
         eos_token_ids, bos_token_id: special ids of the configuration.
+        roles: path within a block of each role whose module has a name of its own in this family; of several, parted
+            by spaces, the first that there is.
+        absent: points that this family's code has not, each with the reason.
         extra: whatever an architecture adds, by its own names.
     """
 
@@ -141,15 +155,23 @@ class ModelFacts:
     final_norm: bool = True
     qk_norm: str = ""
     gainless: tuple[str, ...] = field(default=(), converter=as_tuple)
+    qk_norm_axes: str = "positions"
     gated_mlp: bool = True
     activation: str = "silu"
     positions: str = "rotary"
+    embedding_norm: bool = False
+    final_norm_call: int = 0
+    attn_sub_norm: bool = False
+    mlp_sub_norm: bool = False
     embedding_scale: float = 1.0
     embedding_scale_inside: bool = True
     residual_multiplier: float = 1.0
+    head_scale: float = 1.0
     logit_multiplier: float = 1.0
     routed_scale: float = 1.0
     attn_scale: float | None = None
+    score_terms: str = ""
+    attn_difference: bool = False
     attn_softcap: float | None = None
     final_softcap: float | None = None
     sinks: bool = False
@@ -163,6 +185,8 @@ class ModelFacts:
     quantization: str | None = None
     eos_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     bos_token_id: int | None = None
+    roles: Mapping[str, str] = field(factory=dict)
+    absent: Mapping[str, str] = field(factory=dict)
     extra: Mapping[str, Any] = field(factory=dict, eq=False)
 
     @classmethod

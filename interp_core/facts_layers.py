@@ -55,8 +55,10 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
         own = view.layer(index)
         softmax = mixer not in _NO_SOFTMAX
         values: dict[str, Any] = _head_widths(own, index, mixer, size.d_model) if softmax else {}
-        values |= mlp_facts(own, index, size, words[index] if words else "", alone[index])
+        values |= mlp_facts(own, family, index, size, words[index] if words else "", alone[index])
         values |= {"window": _window(own, mixer), "kv_shared_from": sources[index]}
+        if family.key_budget_key and softmax:
+            values["key_budget"] = own.integer(family.key_budget_key)
         values["parallel"] = parallel and mixer != "none" and values["mlp"] != "none"
         layers.append(LayerFacts(index=index, mixer=mixer, softmax=softmax, **values))
     return tuple(layers)

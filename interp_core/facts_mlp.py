@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from interp_core.facts_config import ConfigView, Dimensions
+from interp_core.families import FamilyFacts
 
 __all__ = ["mlp_facts"]
 
@@ -53,11 +54,14 @@ _ONE_SHARED: Final = (
 _SWITCHES: Final = ("is_moe", "enable_moe_block")
 
 
-def mlp_facts(view: ConfigView, index: int, size: Dimensions, word: str, alone: bool) -> dict[str, Any]:
+def mlp_facts(
+    view: ConfigView, family: FamilyFacts, index: int, size: Dimensions, word: str, alone: bool
+) -> dict[str, Any]:
     """The MLP fields of one layer's record.
 
     Args:
         view: the layer's configuration.
+        family: the family's row.
         index: the layer's number.
         size: the trunk's dimensions.
         word: the configuration's own word for the layer's kind; empty if it has none.
@@ -73,7 +77,8 @@ def mlp_facts(view: ConfigView, index: int, size: Dimensions, word: str, alone: 
             "top_k": view.item(index, *_TOP_K) or 0,
             "n_shared_experts": _n_shared(view, index),
         }
-    return {"mlp": "dense", "d_mlp": _dense_width(view, index, size)}
+    width = _dense_width(view, index, size)
+    return {"mlp": "dense", "d_mlp": width // 2 if family.mlp_width_of_both else width}
 
 
 def _n_experts(view: ConfigView, index: int) -> int:

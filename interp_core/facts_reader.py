@@ -7,6 +7,7 @@ families, and a trunk that has no row there says so by ``structure_known=False``
 
 from __future__ import annotations
 
+from math import log
 from typing import Any, Final
 
 from interp_core.facts import LayerFacts, ModelFacts
@@ -62,7 +63,7 @@ def read_facts(config: Any) -> ModelFacts:
     size = read_dimensions(view)
     model_type = str(view.get("model_type") or "")
     n_streams = max(view.integer(*_STREAMS) or 1, 1)
-    family = _row(model_type, view) if n_streams == 1 else None
+    family = _form(FAMILIES.get(model_type), view) if n_streams == 1 else None
     known = family or UNKNOWN_FAMILY
     layers = read_layers(view, known, size)
     wrapper = str(whole.get("model_type") or "") if trunk is not config else None
@@ -91,16 +92,16 @@ def read_facts(config: Any) -> ModelFacts:
     )
 
 
-def _row(model_type: str, view: ConfigView) -> FamilyFacts | None:
-    """The family's row, if there is one and this configuration is of the form that the row describes."""
-    row = FAMILIES.get(model_type)
+def _form(row: FamilyFacts | None, view: ConfigView) -> FamilyFacts | None:
+    """The family's row, or the one of its other forms that describes this configuration; ``None`` if none does."""
     if row is None:
         return None
     stated = ((view.get(name), value) for name, value in row.requires.items())
-    if any(found is not None and found != value for found, value in stated):
-        return None
     pairs = ((view.get(left), view.get(right)) for left, right in row.equal_keys)
-    return row if all(left is None or left == right for left, right in pairs) else None
+    as_required = all(found is None or found == value for found, value in stated)
+    if as_required and all(left is None or left == right for left, right in pairs):
+        return row
+    return _form(row.otherwise, view)
 
 
 def _unknown_attention(trunk: Any) -> tuple[str, ...]:
@@ -138,14 +139,21 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "final_norm": family.final_norm,
         "qk_norm": family.qk_norm if has_qk_norm else "",
         "gainless": family.gainless,
+        "qk_norm_axes": family.qk_norm_axes,
         "gated_mlp": family.gated_mlp,
         "activation": str(view.get(*_ACTIVATION) or "silu"),
+        "embedding_norm": family.embedding_norm,
+        "final_norm_call": family.final_norm_call,
+        "attn_sub_norm": family.attn_sub_norm,
+        "mlp_sub_norm": family.mlp_sub_norm,
         "positions": positions,
         "max_positions": _max_positions(view, positions),
         "sinks": family.sinks,
         "attn_gate": family.attn_gate,
         "float16_overflows": family.float16_overflows,
         "latent_attention": bool(view.integer("kv_lora_rank")),
+        "roles": dict(family.roles),
+        "absent": dict(family.absent),
     }
 
 
@@ -174,11 +182,20 @@ def _scaling(view: ConfigView, family: FamilyFacts, size: Dimensions) -> dict[st
     return {
         "embedding_scale": root * (view.number("embedding_multiplier", "scale_emb") or 1.0),
         "embedding_scale_inside": family.embedding_scale_inside,
-        "residual_multiplier": view.number("residual_multiplier") or 1.0,
         "routed_scale": view.number("routed_scaling_factor") or 1.0,
+        "residual_multiplier": _residual_multiplier(view, family, size),
         "attn_scale": _attn_scale(view, family),
+        "score_terms": family.score_terms,
+        "attn_difference": family.attn_difference,
         "attn_softcap": view.number(*_ATTN_CAP) if family.attn_softcap else None,
     }
+
+
+def _residual_multiplier(view: ConfigView, family: FamilyFacts, size: Dimensions) -> float:
+    by_depth = view.number(family.residual_depth_key) if family.residual_depth_key else None
+    if by_depth is not None:
+        return float(by_depth / size.n_layers**0.5)
+    return view.number("residual_multiplier") or 1.0
 
 
 def _head(view: ConfigView, family: FamilyFacts, wrapper: str | None) -> tuple[dict[str, Any], bool]:
@@ -186,11 +203,12 @@ def _head(view: ConfigView, family: FamilyFacts, wrapper: str | None) -> tuple[d
     divisor = view.number(*family.logit_divisor_keys) or 1.0
     multiplier = (view.number(*family.logit_multiplier_keys) or 1.0) / divisor
     softcap = view.number(*_FINAL_CAP) if family.final_softcap else None
+    scale = 1.0 / ((view.number(family.head_divisor_key) if family.head_divisor_key else None) or 1.0)
     if wrapper in BARE_HEADS:
-        return {"logit_multiplier": 1.0, "final_softcap": None}, True
-    plain = multiplier == 1.0 and softcap is None
+        return {"head_scale": 1.0, "logit_multiplier": 1.0, "final_softcap": None}, True
+    plain = multiplier == scale == 1.0 and softcap is None
     known = wrapper is None or plain or wrapper in SCALED_HEADS
-    return {"logit_multiplier": multiplier, "final_softcap": softcap}, known
+    return {"head_scale": scale, "logit_multiplier": multiplier, "final_softcap": softcap}, known
 
 
 def _attn_scale(view: ConfigView, family: FamilyFacts) -> float | None:
@@ -201,7 +219,18 @@ def _attn_scale(view: ConfigView, family: FamilyFacts) -> float | None:
         return float(scalar**-0.5)
     if view.get("scale_attn_weights") is False:
         return 1.0
+    if family.yarn_scale and view.get("rope_parameters.rope_type") not in (None, "default"):
+        return _yarn_scale(view)
     return view.number("attention_multiplier", "attn_config.softmax_scale")
+
+
+def _yarn_scale(view: ConfigView) -> float | None:
+    """Latent attention whose rotary embedding was stretched: the usual factor, twice that of the stretching."""
+    stated, factor = view.number("rope_parameters.mscale_all_dim"), view.number("rope_parameters.factor") or 1.0
+    if not stated or factor <= 1.0:
+        return None
+    width = (view.integer("qk_nope_head_dim") or 0) + (view.integer("qk_rope_head_dim") or 0)
+    return float(width**-0.5 * (0.1 * stated * log(factor) + 1.0) ** 2)
 
 
 def _tied(whole: ConfigView, view: ConfigView) -> bool:

@@ -3,8 +3,7 @@
 Every row was read off the modelling source of transformers 5.19. A family without a row has its dimensions
 read all the same, and its layer points refused: a guess here would be a right shape with a wrong tensor.
 Left out on purpose: trunks with several residual streams, modules that return their output plus the residual,
-query or key norms after the rotary embedding, several mixers or MLPs side by side, latent attention, and
-factors on queries that depend on the position.
+several mixers or MLPs side by side.
 """
 
 from __future__ import annotations
@@ -29,26 +28,40 @@ class FamilyFacts:
         qk_norm: kind of the query and key norms, ``""``, ``head`` or ``full``.
         qk_norm_key: configuration key that switches them on; empty if they are always there.
         gainless: points behind norms that have no gain, such as ``attn_in``.
+        qk_norm_axes: how their tensors lie: ``positions`` ([batch, pos, heads, dim], or wider), ``heads``
+            ([batch, heads, pos, dim]) or ``merged`` ([batch * pos, heads, dim]).
         gated_mlp: whether a dense MLP has a gate and a linear branch.
+        mlp_width_of_both: whether the stated width of the MLP counts the gate and the linear branch together.
         parallel: attention and MLP read the same residual, always.
         parallel_keys: configuration keys any of which makes the blocks parallel.
         positions: kind of position information, empty to tell by the keys; a configuration's ``alibi`` overrides it.
+        embedding_norm, final_norm_call, attn_sub_norm, mlp_sub_norm: as in ``ModelFacts``.
         windows: which layers slide: ``typed`` (by the configuration's layer types), ``all`` (every layer, if a
             window is set), ``none`` (the code reads no window, whatever the configuration says), or ``auto``
             (``typed`` where there are types, else ``all``), which is for families without a row.
         embedding_root: the embeddings are multiplied by ``sqrt(d_model)``.
         embedding_root_key: configuration key that switches this on; empty if it is always done.
         embedding_scale_inside: whether that factor is applied inside the embedding module.
+        residual_depth_key: configuration key of a factor on each sublayer's contribution that is divided by the root
+            of the number of layers.
+        head_divisor_key: configuration key of a divisor of the final norm's output.
         logit_multiplier_keys: configuration keys of a factor on the logits.
         logit_divisor_keys: configuration keys of a divisor of the logits.
         attn_scale: factor on query-key products that the code fixes.
         attn_softcap, final_softcap: whether the code applies the cap of the configuration: some store one that
             they never use.
+        yarn_scale: a rotary embedding of the kind ``yarn`` brings a factor on query-key products along.
+        score_terms: as in ``ModelFacts``.
+        key_budget_key: configuration key of the number of keys that a query chooses among those that it may see.
+        attn_difference: as in ``ModelFacts``.
         sinks: attention has sink logits.
         attn_gate: ``""``, ``packed`` or ``separate``.
         float16_overflows: activations of its published checkpoints pass the largest float16 number.
+        roles: as in ``ModelFacts``.
+        absent: points that the code has not, each with the mechanical reason.
         requires: values that configuration keys must have for the row to hold.
         equal_keys: pairs of configuration keys whose values must be equal for the row to hold.
+        otherwise: the row of the form for which they do not.
     """
 
     norm: str = "rms"
@@ -61,24 +74,39 @@ class FamilyFacts:
     qk_norm: str = ""
     qk_norm_key: str = ""
     gainless: tuple[str, ...] = ()
+    qk_norm_axes: str = "positions"
     gated_mlp: bool = True
+    mlp_width_of_both: bool = False
     parallel: bool = False
     parallel_keys: tuple[str, ...] = ()
     positions: str = "rotary"
+    embedding_norm: bool = False
+    final_norm_call: int = 0
+    attn_sub_norm: bool = False
+    mlp_sub_norm: bool = False
     windows: str = "none"
     embedding_root: bool = False
     embedding_root_key: str = ""
     embedding_scale_inside: bool = True
+    residual_depth_key: str = ""
+    head_divisor_key: str = ""
     logit_multiplier_keys: tuple[str, ...] = ()
     logit_divisor_keys: tuple[str, ...] = ()
     attn_scale: float | None = None
     attn_softcap: bool = False
     final_softcap: bool = False
+    yarn_scale: bool = False
+    score_terms: str = ""
+    key_budget_key: str = ""
+    attn_difference: bool = False
     sinks: bool = False
     attn_gate: str = ""
     float16_overflows: bool = False
+    roles: Mapping[str, str] = field(factory=dict)
+    absent: Mapping[str, str] = field(factory=dict)
     requires: Mapping[str, Any] = field(factory=dict)
     equal_keys: tuple[tuple[str, str], ...] = ()
+    otherwise: FamilyFacts | None = None
 
 
 UNKNOWN_FAMILY: Final = FamilyFacts(
@@ -104,23 +132,31 @@ _SANDWICH: Final = FamilyFacts(attn_post_norm=True, mlp_post_norm=True)
 _LAYER_NORM: Final = FamilyFacts(norm="layer", gated_mlp=False)
 _COHERE: Final = FamilyFacts(norm="layer", parallel=True, logit_multiplier_keys=("logit_scale",))
 _GRANITE: Final = FamilyFacts(embedding_scale_inside=False, logit_divisor_keys=("logits_scaling",))
+_HYPERCLOVAX: Final = evolve(_GRANITE, logit_divisor_keys=(), logit_multiplier_keys=("logits_scaling",))
 _GPT2: Final = evolve(_LAYER_NORM, positions="learned")
 _MAMBA: Final = FamilyFacts(windows="typed", mlp_pre_norm=False, positions="none")
 _GATED_HYBRID: Final = evolve(_TYPED, qk_norm="head", attn_gate="packed")
+_LATENT: Final = FamilyFacts(yarn_scale=True)
+_AFTER_ROTARY: Final = "queries and keys are normalised after the rotary embedding here, and this point is before it"
+_NORMS_AFTER_ROTARY: Final = dict.fromkeys(("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"), _AFTER_ROTARY)
+_POSITION_FACTOR: Final = "a factor on queries that grows with their position"
 
 _TABLE: Final[dict[str, FamilyFacts]] = {
     # Llama and its kin
     "llama": _LLAMA,
     "arcee": evolve(_LLAMA, gated_mlp=False),
-    "apertus": evolve(_LLAMA, gated_mlp=False, qk_norm="head"),
+    "apertus": evolve(_LLAMA, gated_mlp=False, qk_norm="head", qk_norm_axes="heads"),
     "cwm": _TYPED,
     "ernie4_5": _LLAMA,
     "helium": _LLAMA,
     "ministral": _TYPED,
+    "ministral3": evolve(_SLIDING, score_terms=_POSITION_FACTOR),
     "mistral": _SLIDING,
     "seed_oss": _LLAMA,
     "smollm3": _TYPED,
     "phi3": _SLIDING,
+    "phi4_multimodal": _SLIDING,
+    "emu3_text_model": _LLAMA,
     # Qwen
     "qwen2": _TYPED,
     "qwen2_vl_text": _TYPED,
@@ -141,6 +177,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
         mlp_post_norm=True,
         windows="typed",
         qk_norm="head",
+        qk_norm_axes="heads",
         final_softcap=True,
         float16_overflows=True,
     ),
@@ -150,22 +187,18 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "olmo2": evolve(_POST_NORM, qk_norm="full"),
     "olmo3": evolve(_POST_NORM, qk_norm="full", windows="typed"),
     # Norms after the sublayer
-    "exaone4": evolve(_POST_NORM, qk_norm="head", windows="typed"),
+    "exaone4": evolve(_POST_NORM, qk_norm="head", qk_norm_axes="heads", windows="typed"),
     "glm": _LLAMA,
     "glm4": _SANDWICH,
     "glm4v_text": _SANDWICH,
     # Parallel blocks with one norm, and logits with a factor
     "cohere": evolve(_COHERE, qk_norm="head", qk_norm_key="use_qk_norm"),
     "cohere2": evolve(_COHERE, windows="typed"),
+    "cohere_compass_text": evolve(_COHERE, windows="typed"),
     # Factors on the residual, embeddings and logits. One family divides the logits, the other multiplies.
     "granite": _GRANITE,
     "hyperclovax": evolve(
-        _GRANITE,
-        attn_post_norm=True,
-        mlp_post_norm=True,
-        logit_divisor_keys=(),
-        logit_multiplier_keys=("logits_scaling",),
-        requires={"use_post_norm": True},
+        _HYPERCLOVAX, attn_post_norm=True, mlp_post_norm=True, requires={"use_post_norm": True}, otherwise=_HYPERCLOVAX
     ),
     # Layer norms and plain MLPs
     "gpt2": evolve(_GPT2, requires={"scale_attn_by_inverse_layer_idx": False}),
@@ -178,10 +211,14 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "jais2": _LAYER_NORM,
     "nemotron": _LAYER_NORM,
     "persimmon": evolve(_LAYER_NORM, qk_norm="head", qk_norm_key="qk_layernorm"),
-    "phi": evolve(_LAYER_NORM, parallel=True, qk_norm="head", qk_norm_key="qk_layernorm"),
+    "phi": evolve(_LAYER_NORM, parallel=True, qk_norm="head", qk_norm_axes="heads", qk_norm_key="qk_layernorm"),
     "starcoder2": evolve(_LAYER_NORM, windows="all"),
     "stablelm": FamilyFacts(
-        norm="layer", parallel_keys=("use_parallel_residual",), qk_norm="head", qk_norm_key="qk_layernorm"
+        norm="layer",
+        parallel_keys=("use_parallel_residual",),
+        qk_norm="head",
+        qk_norm_axes="heads",
+        qk_norm_key="qk_layernorm",
     ),
     # Two layer norms that the code builds without the configuration's epsilon
     "biogpt": evolve(_GPT2, norm_eps=1e-5, embedding_root=True, embedding_root_key="scale_embedding"),
@@ -194,6 +231,30 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
         requires={"do_layer_norm_before": True, "_remove_final_layer_norm": False},
         equal_keys=(("word_embed_proj_dim", "hidden_size"),),
     ),
+    # Queries and keys are normalised after the rotary embedding; one more norm, or a residual factor by depth
+    "hunyuan_v1_dense": evolve(_LLAMA, absent=_NORMS_AFTER_ROTARY),
+    "nanochat": FamilyFacts(
+        gated_mlp=False,
+        gainless=("attn_in", "mlp_in", "final_norm"),
+        embedding_norm=True,
+        final_norm_call=1,
+        final_softcap=True,
+        absent=_NORMS_AFTER_ROTARY,
+    ),
+    "bitnet": evolve(_LLAMA, attn_sub_norm=True, mlp_sub_norm=True),
+    # Two maps of attention, one less a learned share of the other
+    "diffllama": evolve(_LLAMA, attn_difference=True),
+    # Latent attention: keys and values of each head are expanded from one vector per token
+    "youtu": _LATENT,
+    "minicpm3": evolve(_LATENT, residual_depth_key="scale_depth", head_divisor_key="logits_scaling"),
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "glm4_moe_lite": _LATENT,
+    "axk1": _LATENT,
+    "mistral4": evolve(_LATENT, score_terms=_POSITION_FACTOR),
+    # Of the keys that a query may see, it attends to those that an indexer chooses
+    "deepseek_v32": evolve(_LATENT, key_budget_key="index_topk"),
+    "glm_moe_dsa": evolve(_LATENT, key_budget_key="index_topk"),
     # Mixtures of experts
     "mixtral": _SLIDING,
     "qwen2_moe": _TYPED,
@@ -209,7 +270,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "aria_text": _LLAMA,
     "dots1": evolve(_TYPED, qk_norm="head"),
     "ernie4_5_moe": _LLAMA,
-    "exaone_moe": evolve(_TYPED, qk_norm="head"),
+    "exaone_moe": evolve(_TYPED, qk_norm="head", qk_norm_axes="heads"),
     "glm4_moe": evolve(_LLAMA, qk_norm="head", qk_norm_key="use_qk_norm"),
     "glm4v_moe_text": _LLAMA,
     "mellum": evolve(_TYPED, qk_norm="head"),
@@ -245,5 +306,5 @@ BARE_HEADS: Final = frozenset(
 )
 """``model_type`` of wrappers whose logits are the bare unembed output, whatever the text model's own would be."""
 
-SCALED_HEADS: Final = frozenset({"hyperclovax_vision_v2"})
+SCALED_HEADS: Final = frozenset({"cohere_compass", "hyperclovax_vision_v2"})
 """``model_type`` of wrappers that apply the factor of the text model."""

@@ -34,7 +34,7 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
 
 def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
     embeddings, first = get("embeddings", None), get("resid_pre", 0)
-    if embeddings is None or first is None or facts.positions in ("learned", "other"):
+    if embeddings is None or first is None or facts.positions in ("learned", "other") or facts.embedding_norm:
         return
     if facts.n_streams > 1:
         # Copies, or projections of the first one: the first stream begins as the embeddings everywhere.
@@ -118,7 +118,7 @@ def _sum(
 def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
     gate, act = get("mlp_pre", layer.index), get("mlp_act", layer.index)
     function = activations().get(facts.activation)
-    if gate is None or act is None or function is None:
+    if gate is None or act is None or function is None or facts.mlp_sub_norm:
         return
     linear = get("mlp_pre_linear", layer.index)
     value = function(gate) if linear is None else function(gate) * linear

@@ -20,8 +20,8 @@ def attention_identities(facts: ModelFacts, layer: LayerFacts, get: Get, toleran
     scores, probs = get("attn_scores", at), get("attn_probs", at)
     if scores is not None and probs is not None:
         yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks)
-    if facts.shared_key_value:
-        return  # What attention sums up is rotated, and z is not.
+    if facts.shared_key_value or facts.attn_sub_norm or facts.attn_difference:
+        return  # What attention sums up is not yet z: it is rotated, normalised, or one of two terms.
     value, z = get("value", at), get("z", at)
     if probs is None or value is None or z is None or facts.attn_gate:
         return  # Of gates there are several kinds: see variant_identities.
@@ -96,11 +96,31 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
     if layer.window is not None:
         allowed &= torch.arange(keys)[None] > row - layer.window
     seen = (probs > 0).any(0) if probs.dim() == 3 else probs > 0
+    if layer.key_budget is not None:
+        yield _chosen_keys(layer, seen, allowed)
+        return
     yield Check(
         identity="exactly the keys of the mask (and window) have a probability above 0",
         layer=layer.index,
         proves=("attn_probs",),
         error=float((seen != allowed).double().mean()),
         control=float((seen != torch.ones_like(allowed)).double().mean()) if queries > 1 else None,
+        tolerance=0.0,
+    )
+
+
+def _chosen_keys(layer: LayerFacts, seen: Tensor, allowed: Tensor) -> Check:
+    """Where a query attends to some of the keys that it may see: which ones is the model's choice, how many is not."""
+    many = allowed.sum(-1).clamp(max=layer.key_budget)
+
+    def wrong(keys: Tensor) -> float:
+        return float((keys & ~allowed).double().mean() + (keys.sum(-1) != many).double().mean())
+
+    return Check(
+        identity="as many keys as a query chooses, and none that it may not see, have a probability above 0",
+        layer=layer.index,
+        proves=("attn_probs",),
+        error=wrong(seen),
+        control=wrong(seen.roll(1, -1)),
         tolerance=0.0,
     )

@@ -7,7 +7,7 @@ have by its facts, and does not, is an error; nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
@@ -47,7 +47,7 @@ _WITHIN_MLP: Final[Mapping[str, tuple[str, ...]]] = {
     "mlp.down_proj": ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"),
     "mlp.gate_proj": ("gate_proj",),
     "mlp.up_proj": ("up_proj", "c_fc", "dense_h_to_4h", "fc1", "fc_in"),
-    "mlp.gate_up_proj": ("gate_up_proj",),
+    "mlp.gate_up_proj": ("gate_up_proj", "Wi"),
 }
 
 
@@ -94,7 +94,7 @@ def find_layout(model: Any, facts: ModelFacts, *, embed: Any = None, lm_head: An
     Raises:
         BackendUnavailable: the list of blocks, or a part that facts promise, is not found.
     """
-    path, blocks = _block_list(model, facts.n_layers)
+    path, blocks = _block_list(model, facts)
     trunk_module = model.get_submodule(path.rpartition(".")[0])
     trunk: dict[str, nn.Module] = {}
     for role, part in (
@@ -110,9 +110,10 @@ def find_layout(model: Any, facts: ModelFacts, *, embed: Any = None, lm_head: An
     return layout
 
 
-def _block_list(model: nn.Module, n_layers: int) -> tuple[str, nn.ModuleList]:
+def _block_list(model: nn.Module, facts: ModelFacts) -> tuple[str, nn.ModuleList]:
     from torch import nn
 
+    n_layers, own = facts.n_layers, (*facts.roles.get("attn", "").split(), *facts.roles.get("mlp", "").split())
     candidates = [
         (path, module)
         for path, module in model.named_modules()
@@ -121,7 +122,7 @@ def _block_list(model: nn.Module, n_layers: int) -> tuple[str, nn.ModuleList]:
         and path.rpartition(".")[2] in _LIST_NAMES
         and not any(word in path for word in _NOT_THE_TRUNK)
         # Any of them: of a trunk that is split into stages, a process holds some blocks only.
-        and any(_child(block, (*_ATTENTION, *_MLP)) is not None for block in module)
+        and any(_child(block, (*_ATTENTION, *_MLP, *own)) is not None for block in module)
     ]
     if len(candidates) != 1:
         found = ", ".join(path for path, _ in candidates) or "none"
@@ -132,11 +133,14 @@ def _block_list(model: nn.Module, n_layers: int) -> tuple[str, nn.ModuleList]:
     return candidates[0]
 
 
-def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+def _child(module: nn.Module, names: Iterable[str]) -> nn.Module | None:
+    """The first of ``names`` that is a module; a dot leads into one."""
     from torch import nn
 
     for name in names:
-        found = getattr(module, name, None)
+        found: Any = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
         if isinstance(found, nn.Module):
             return found
     return None
@@ -144,8 +148,9 @@ def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
 
 def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict[str, nn.Module]:
     roles: dict[str, nn.Module] = {"block": block}
+    own = {role: paths.split() for role, paths in facts.roles.items()}
     for role, names, parts in (("attn", _ATTENTION, _WITHIN_ATTENTION), ("mlp", _MLP, _WITHIN_MLP)):
-        module = _child(block, names)
+        module = _child(block, own.get(role, names))
         if module is None:
             if role == "attn":
                 continue
@@ -159,6 +164,10 @@ def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict
             if part is not None:
                 roles[inner] = part
     roles |= _norm_roles(block, facts)
+    for role, paths in own.items():
+        part = _child(block, paths)
+        if part is not None:
+            roles[role] = part
     return roles
 
 

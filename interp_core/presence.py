@@ -42,6 +42,8 @@ def _whole_trunk(name: str, facts: ModelFacts) -> str:
         return f"this trunk carries {facts.n_streams} residual streams, so there is no single residual vector"
     if not facts.structure_known:
         return f"the block structure of {facts.model_type!r} is not known, and a point is not guessed from names"
+    if name in facts.absent:
+        return facts.absent[name]
     if name.startswith(("q_norm", "k_norm")) and not facts.qk_norm:
         return "this family has no query and key norms"
     if name == "attn_gate" and not facts.attn_gate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from interp_core.errors import ModelUnavailable
 from interp_core.facts import ModelFacts
 from interp_core.facts_reader import read_facts
 from interp_core.families import FAMILIES
+from interp_core.points import GENERAL_POINTS
+from interp_core.presence import absences
 
 transformers.logging.set_verbosity_error()
 
@@ -236,6 +239,34 @@ def test_factors() -> None:
     assert (gemma.embedding_scale, gemma.embedding_scale_inside, gemma.attn_scale) == (8.0, True, 0.25)
     assert (gemma.attn_softcap, gemma.final_softcap) == (50.0, 30.0)
     assert facts("llama").attn_scale is None
+    minicpm = facts("minicpm3", num_hidden_layers=4, hidden_size=80, dim_model_base=16, scale_depth=1.4, scale_emb=3.0)
+    assert (minicpm.residual_multiplier, minicpm.head_scale) == (0.7, pytest.approx(0.2))
+    assert (minicpm.embedding_scale, minicpm.embedding_scale_inside, minicpm.logit_multiplier) == (3.0, True, 1.0)
+
+
+def test_a_stretched_rotary_embedding_scales_latent_attention_too() -> None:
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "rope_theta": 1e4,
+        "mscale": 1.0,
+        "original_max_position_embeddings": 4,
+    }
+    stretched = facts("deepseek_v3", rope_parameters={**yarn, "mscale_all_dim": 1.0})
+    assert stretched.attn_scale == pytest.approx(192**-0.5 * (0.1 * math.log(40.0) + 1.0) ** 2)
+    assert facts("deepseek_v3", rope_parameters={**yarn, "mscale_all_dim": 0.0}).attn_scale is None
+    assert facts("llama", rope_parameters={**yarn, "mscale_all_dim": 1.0}).attn_scale is None, "its code does not"
+
+
+def test_points_that_a_family_has_not_say_why() -> None:
+    for model_type in ("hunyuan_v1_dense", "nanochat"):
+        found = facts(model_type)
+        assert set(found.absent) == {"q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"}
+        assert absences(GENERAL_POINTS["k_norm_in"], found) == {None: found.absent["k_norm_in"]}
+        assert "after the rotary embedding" in found.absent["q_norm_out"]
+    assert absences(GENERAL_POINTS["k_norm_in"], facts("llama")) == {None: "this family has no query and key norms"}
+    assert [layer.key_budget for layer in facts("deepseek_v32", index_topk=9, num_hidden_layers=2).layers] == [9, 9]
+    assert facts("deepseek_v3").layers[0].key_budget is None
 
 
 def test_streams_are_seen_by_their_keys_and_never_claimed() -> None:
@@ -317,7 +348,8 @@ def test_a_row_holds_only_for_the_form_that_it_describes() -> None:
     assert not facts("opt", do_layer_norm_before=False).structure_known
     assert not facts("opt", word_embed_proj_dim=512).structure_known
     assert not facts("gpt2", scale_attn_by_inverse_layer_idx=True).structure_known
-    assert not facts("hyperclovax", use_post_norm=False).structure_known
+    assert facts("hyperclovax", use_post_norm=True).attn_post_norm
+    assert not facts("hyperclovax", use_post_norm=False).attn_post_norm
 
 
 def test_parallel_blocks() -> None:

@@ -72,6 +72,18 @@ _TYPED = {"layer_types": SLIDING_FULL}
 _LINEAR = {"layer_types": LINEAR_FULL}
 _CAPS = {"query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0}
 
+_LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_INDEXED = {**_LATENT, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 4}
+
 # What a family needs beside that: mixtures of layers, factors that are not 1, norms that are off by default.
 NEEDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("granite", "granitemoe", "hyperclovax"), _GRANITE),
@@ -80,10 +92,18 @@ NEEDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
     **{name: {"layer_types": ["conv", "full_attention"] * 2} for name in ("lfm2", "lfm2_moe")},
     **{name: {**_TYPED, **_CAPS} for name in ("gemma2", "gemma3_text", "vaultgemma")},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "axk1", "youtu", "mistral4", "glm4_moe_lite"), _LATENT),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _INDEXED),
     "afmoe": {**_TYPED, "mup_enabled": True},
     "bamba": {"attn_layer_indices": [1, 3]},
     "cohere": {"use_qk_norm": True, "logit_scale": 0.25},
     "cohere2": {**_TYPED, "logit_scale": 0.25},
+    "cohere_compass_text": {
+        **_TYPED,
+        "logit_scale": 0.25,
+        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _mrope(2, 3, 3)["rope_parameters"]),
+        "head_dim": 16,
+    },
     "glm4_moe": {"use_qk_norm": True},
     "glm4v_text": _mrope(2, 3, 3),
     "glm4v_moe_text": _mrope(2, 1, 1),
@@ -96,6 +116,8 @@ NEEDS: dict[str, dict[str, Any]] = {
         "expert_layer_offset": 1,
         "use_mamba_kernels": False,
     },
+    "minicpm3": {**_LATENT, "scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 32},
+    "nanochat": {"final_logit_softcapping": 3.0},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "phi": {"qk_layernorm": True},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
@@ -120,10 +142,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("persimmon", {"qk_layernorm": False}),
     ("xglm", {"scale_embedding": False}),
     ("lfm2", {"block_auto_adjust_ff_dim": False}),
+    ("hyperclovax", {"use_post_norm": False}),
+    ("deepseek_v3", {"rope_parameters": {**_YARN, "mscale_all_dim": 0.7}}),
+    ("youtu", {"rope_parameters": {**_YARN, "mscale_all_dim": 0.7}, "q_lora_rank": None}),
     ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_layer_end_index": 2}),
 ]
 # No automatic class builds these.
-ONLY_CLASS = {"qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel"}
+ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel"}
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(FAMILIES)] + VARIANTS
 
 MIXERS = ("self_attn", "attn", "attention", "self_attention", "linear_attn", "mamba", "mixer", "conv")
@@ -301,6 +326,8 @@ def _check_attention(facts: ModelFacts, layer: LayerFacts, block: Block) -> None
     widths = {name.rsplit(".", 1)[-1]: call.made.shape[-1] for name, call in block.inside_mixer.items()}
     queries, keys = layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim
     values = layer.n_kv_heads * layer.v_head_dim
+    if facts.latent_attention:
+        widths = _latent_widths(layer, widths)
     fused = [widths[name] for name in ("query_key_value", "qkv_proj", "c_attn") if name in widths]
     if fused:
         assert (fused, facts.attn_gate) == ([queries + keys + values], "")
@@ -310,14 +337,26 @@ def _check_attention(facts: ModelFacts, layer: LayerFacts, block: Block) -> None
     assert ("gate_proj" in widths) == (facts.attn_gate == "separate")
     outputs = [call for call in linears(block.inside_mixer) if same(call.made, block.mixer.made)]
     assert [call.given.shape[-1] for call in outputs] == [layer.n_heads * layer.v_head_dim]
-    norms = [c for n, c in block.inside_mixer.items() if "norm" in n.rsplit(".", 1)[-1] and c.given.dim() > 2]
+    own = {n: c for n, c in block.inside_mixer.items() if c.given.dim() > 2 and ".indexer." not in n}
+    norms = {n.rsplit(".", 1)[-1]: c for n, c in own.items()}
+    norms = {n: c for n, c in norms.items() if "norm" in n and "_a_" not in n and n != "groupnorm"}
+    assert (norms.pop("attn_sub_norm", None) is not None) == facts.attn_sub_norm
     full = {queries, keys}
-    kinds = {"full" if c.given.shape[-1] in full and c.given.dim() == 3 else "head" for c in norms}
-    assert kinds == ({facts.qk_norm} if facts.qk_norm else set())
+    kinds = {"full" if c.given.shape[-1] in full and c.given.dim() == 3 else "head" for c in norms.values()}
+    assert kinds == ({facts.qk_norm} if facts.qk_norm else {"head"} if "q_norm_in" in facts.absent else set())
     assert hasattr(block.mixer.module, "sinks") == facts.sinks
     scaling = getattr(block.mixer.module, "scaling", None)
     if scaling is not None:
         assert scaling == pytest.approx(layer.head_dim**-0.5 if facts.attn_scale is None else facts.attn_scale)
+
+
+def _latent_widths(layer: LayerFacts, widths: dict[str, int]) -> dict[str, int]:
+    """Widths of what is projected from the latent vectors, under the names of what would be projected else."""
+    queries = widths["q_b_proj"] if "q_b_proj" in widths else widths["q_proj"]
+    nope, values = widths["kv_b_proj"] - layer.n_heads * layer.v_head_dim, layer.n_heads * layer.v_head_dim
+    assert nope == layer.n_heads * 16
+    assert widths["kv_a_proj_with_mqa"] == 20 + layer.head_dim - 16
+    return {"q_proj": queries, "k_proj": nope + layer.n_heads * (layer.head_dim - 16), "v_proj": values}
 
 
 def _check_mlp(facts: ModelFacts, layer: LayerFacts, block: Block) -> None:
@@ -347,7 +386,9 @@ def _check_ends(facts: ModelFacts, model: Any, calls: dict[str, Call], first: Bl
     inside = facts.embedding_scale if facts.embedding_scale_inside else 1.0
     outside = facts.embedding_scale / inside
     assert same(inside * plain, embedded.made)
-    if facts.positions in ("rotary", "none", "alibi"):
+    if facts.embedding_norm:
+        assert not same(outside * embedded.made, first.before), "a norm stands between"
+    elif facts.positions in ("rotary", "none", "alibi"):
         assert same(outside * embedded.made, first.before)
     else:
         assert not same(outside * embedded.made, first.before), "a table of positions is added"
@@ -358,7 +399,7 @@ def _check_ends(facts: ModelFacts, model: Any, calls: dict[str, Call], first: Bl
         return
     assert (head.weight is table.weight) == facts.tied_embeddings
     unembedded = next(call for call in calls.values() if call.module is head)
-    assert same(unembedded.given, normed[0].made)
+    assert same(unembedded.given, normed[0].made * facts.head_scale)
     logits = unembedded.made * facts.logit_multiplier
     if facts.final_softcap is not None:
         logits = torch.tanh(logits / facts.final_softcap) * facts.final_softcap
@@ -447,17 +488,6 @@ def test_keys_and_values_that_later_layers_share() -> None:
         assert (not hasattr(block.self_attn, "k_proj")) == (layer.kv_shared_from is not None)
         assert block.self_attn.q_proj.out_features == layer.n_heads * layer.head_dim
         assert block.mlp.down_proj.in_features == layer.d_mlp
-
-
-def test_latent_attention_has_its_own_widths() -> None:
-    latent = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
-    config = tiny_config("youtu", **latent)
-    facts = read_facts(config)
-    assert (facts.latent_attention, facts.structure_known) == (True, False)
-    attention = tiny_model(config).model.layers[0].self_attn
-    assert attention.q_b_proj.out_features == facts.n_heads * facts.head_dim
-    assert attention.o_proj.in_features == facts.n_heads * facts.v_head_dim
-    assert attention.kv_b_proj.out_features == facts.n_kv_heads * (16 + facts.v_head_dim)
 
 
 @pytest.mark.parametrize("text", ["cohere", "granite", "gemma2"])

@@ -55,6 +55,12 @@ def check_identities_1_to_5(model: InterpModel, name: str) -> None:
     if model.facts.activation not in activations():
         assert name == "apertus"  # its activation has weights of its own
         per_layer.discard("act(mlp_pre)")
+    if model.facts.mlp_sub_norm:
+        per_layer.discard("act(mlp_pre)")
+    if model.facts.latent_attention or model.facts.attn_sub_norm or model.facts.attn_difference:
+        per_layer.discard("attn_probs @ value")
+    if model.facts.layers[0].key_budget is not None:
+        per_layer = per_layer - {"exactly the keys"} | {"as many keys"}
     for layer in model.facts.layers:
         sums = {"resid_pre + attn_out_post"} | (set() if layer.parallel else {"resid_mid + mlp_out_post"})
         chain = {"resid_post is the next"} if layer.index + 1 < model.n_layers else set()
@@ -81,7 +87,8 @@ def check_modules(model: InterpModel) -> None:
         last = cache[f"resid_post.{model.n_layers - 1}"]
         assert difference(module(model, "final_norm", None)(last), cache["final_norm"]) < TIGHT
         assert difference(last, cache["final_norm"]) > 10 * TIGHT
-        assert difference(module(model, "lm_head", None)(cache["final_norm"]), cache["lm_head"]) < TIGHT
+        normed = cache["final_norm"] * model.facts.head_scale
+        assert difference(module(model, "lm_head", None)(normed), cache["lm_head"]) < TIGHT
 
 
 def check_logits(model: InterpModel) -> None:

@@ -31,6 +31,23 @@ _VISION = {
 }
 _IMAGE_TOKENS = {"mm_tokens_per_image": 4, "boi_token_id": 297, "eoi_token_id": 298, "image_token_id": 299}
 _HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}
+_LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+_EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
 _DECODER = {"vocab_size": 300, "num_attention_heads": 4, "max_position_embeddings": 64}
 
 MORE: dict[str, Callable[[], Any]] = {
@@ -70,6 +87,33 @@ MORE: dict[str, Callable[[], Any]] = {
     "nemotron": lambda: hf.NemotronConfig(**_WIDE),
     "olmo": lambda: hf.OlmoConfig(**_GROUPED),
     "olmo3": lambda: hf.Olmo3Config(**_GROUPED, **_LAYERS),
+    "bitnet": lambda: hf.BitNetConfig(**_GROUPED),
+    "cohere_compass": lambda: hf.CohereCompassTextConfig(
+        **_GROUPED, **_LAYERS, logit_scale=0.25, rope_parameters={"full_attention": None, "sliding_attention": _MROPE}
+    ),
+    "deepseek_v32": lambda: hf.DeepseekV32Config(
+        **_SIZES,
+        **_LATENT,
+        **_EXPERTS,
+        index_n_heads=24,
+        index_head_dim=16,
+        index_topk=4,
+        mlp_layer_types=["dense"] * 4,
+    ),
+    "diffllama": lambda: hf.DiffLlamaConfig(**_GROUPED),
+    "hunyuan": lambda: hf.HunYuanDenseV1Config(**_WIDE),
+    "ministral3": lambda: hf.Ministral3Config(
+        **_WIDE,
+        sliding_window=4,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": 4,
+        },
+    ),
+    "minicpm3": lambda: hf.MiniCPM3Config(**_SIZES, **_LATENT, scale_emb=3.0, scale_depth=1.4, dim_model_base=16),
+    "nanochat": lambda: hf.NanoChatConfig(**_GROUPED, final_logit_softcapping=3.0),
     "opt": lambda: hf.OPTConfig(**_DECODER, hidden_size=48, ffn_dim=80, num_hidden_layers=4, word_embed_proj_dim=48),
     "persimmon": lambda: hf.PersimmonConfig(**_SIZES, qk_layernorm=True),
     "phi": lambda: hf.PhiConfig(**_SIZES, qk_layernorm=True),

@@ -111,6 +111,10 @@ PATHS: dict[str, Table] = {
     "phi": parts("self_attn", "dense", "v_proj", "mlp", FC, "", qk="_layernorm"),
     "stablelm": parts(qk="_layernorm"),
     "stablelm-parallel": parts(mid=""),
+    **dict.fromkeys(("bitnet", "diffllama", "hunyuan", "ministral3"), PLAIN),
+    "cohere_compass": parts(mid=""),
+    **dict.fromkeys(("deepseek_v32", "minicpm3"), parts(v="")),
+    "nanochat": parts(mlp_parts=FC),
     "vaultgemma": parts(mid="pre_feedforward_layernorm"),
 }
 BLOCKS = {

@@ -64,7 +64,7 @@ def write(config: Callable[[], Any], folder: Path, auto: Any = hf.AutoModelForCa
         for name, parameter in model.named_parameters():
             if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-            elif any(part in name for part in ("q_proj", "k_proj", "qkv", "c_attn", "query_key_value")):
+            elif any(part in name for part in ("q_proj", "k_proj", "qkv", "c_attn", "query_key_value", "q_b", "kv_b")):
                 parameter.mul_(8.0)  # so that scores are large enough for softcaps and windows to matter
     model.save_pretrained(folder)
     return str(folder)

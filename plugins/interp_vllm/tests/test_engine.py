@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import transformers
 from vllm_families import PROMPTS, Loader
 
 import interp_vllm.adapters
@@ -139,6 +140,32 @@ def test_an_attention_feature_that_nobody_knows_is_refused_by_name(
     assert profile.supports("z.1")
     assert inspect_model(str(folder), "eager").supports("attn_probs.1")
     assert inspect_model(vllm_folders("llama"), "vllm").supports("attn_probs.1")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "points", "words"),
+    [
+        ("ministral3", ("attn_scores.1", "attn_probs.1"), "factor on queries"),
+        ("diffllama", ("attn_scores.1", "attn_probs.1"), "two halves"),
+        ("youtu", ("attn_scores.1", "attn_probs.1"), "latent"),
+        ("nanochat", ("final_norm", "lm_head"), "twice"),
+    ],
+)
+def test_what_cannot_be_rebuilt_of_a_family_is_refused_before_an_engine_starts(
+    tmp_path: Path, model_type: str, points: tuple[str, ...], words: str
+) -> None:
+    transformers.CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    profile = inspect_model(str(tmp_path), "vllm")
+    for point in points:
+        assert words in str(profile.refusal(point))
+        assert inspect_model(str(tmp_path), "eager").supports(point)
+    assert profile.supports("z.1")
+
+
+def test_a_factor_before_the_unembedding_is_not_left_out_silently(tmp_path: Path) -> None:
+    transformers.CONFIG_MAPPING["minicpm3"]().save_pretrained(tmp_path)
+    with pytest.raises(BackendUnavailable, match="leaves out the factor"):
+        load_model(str(tmp_path), "vllm", model_impl="transformers").warmup()
 
 
 def test_a_kernel_with_other_terms_than_the_configuration_is_not_run(

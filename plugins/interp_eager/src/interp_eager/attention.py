@@ -48,15 +48,20 @@ def watched(layers: Sequence[Watched], chunk: Chunk, collector: Collector) -> It
         collector: where rows go.
 
     Raises:
-        InterpError: a layer computed neither a softmax nor a fused attention.
+        InterpError: a layer computed neither a softmax nor a fused attention, or several that differ.
     """
     if not layers:
         yield
         return
-    seen: set[int] = set()
+    seen: dict[int, Tensor] = {}
 
     def found(layer: Watched, scores: Tensor, probs: Tensor) -> None:
-        seen.add(layer.facts.index)
+        earlier = seen.setdefault(layer.facts.index, probs)
+        if earlier is not probs:
+            # Some apply one map to several parts of the values, each time by a call of its own.
+            if not torch.equal(earlier, probs):
+                raise InterpError(f"layer {layer.facts.index} computed several softmaxes, so it has no one matrix")
+            return
         # Softmaxes are often computed in float32; what is handed out is the model's dtype, as everywhere.
         dtype = next((p.dtype for p in layer.module.parameters() if p.is_floating_point()), scores.dtype)
         scores, probs = scores.to(dtype), probs.to(dtype)
@@ -80,7 +85,7 @@ def watched(layers: Sequence[Watched], chunk: Chunk, collector: Collector) -> It
     finally:
         for handle in handles:
             handle.remove()
-    if missed := sorted({layer.facts.index for layer in layers} - seen):
+    if missed := sorted({layer.facts.index for layer in layers} - set(seen)):
         raise InterpError(f"layers {missed} computed no softmax that could be seen: their attention is another kind")
 
 

@@ -89,6 +89,8 @@ class EagerBackend:
             if self.profile.facts.final_norm:
                 norm = self.layout.module("final_norm", None)
                 hidden = norm(_moved(hidden, norm))
+            if self.profile.facts.head_scale != 1.0:
+                hidden = hidden * self.profile.facts.head_scale
             logits: Tensor = head(_moved(hidden, head))
             if not raw:
                 logits = self._finished(logits)

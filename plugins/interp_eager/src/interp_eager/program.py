@@ -27,8 +27,8 @@ __all__ = [
 
 ATTENTION_POINTS = frozenset({"attn_scores", "attn_probs"})
 
-SiteKey = tuple[int, str, int]
-"""Module identity, side, slot."""
+SiteKey = tuple[int, str, int, int | None]
+"""Module identity, side, slot, and which of its calls."""
 
 
 @frozen(eq=False)
@@ -69,7 +69,7 @@ class Site:
     @property
     def key(self) -> SiteKey:
         """What identifies the site."""
-        return id(self.module), self.leaf.side, self.leaf.slot
+        return _key(self.module, self.leaf)
 
 
 @define(eq=False)
@@ -85,7 +85,7 @@ class Program:
     def site(self, leaf: Read, layer: int | None) -> Site:
         """The site of a leaf, made if it is new."""
         module = self.layout.module(leaf.role, None if leaf.role in self.layout.trunk else layer)
-        site = self.sites.setdefault((id(module), leaf.side, leaf.slot), Site(module, leaf))
+        site = self.sites.setdefault(_key(module, leaf), Site(module, leaf))
         if site.leaf.role.startswith("path."):
             # A point knows the order of the axes, and a path does not.
             site.leaf = leaf
@@ -94,6 +94,10 @@ class Program:
     def key(self, leaf: Read, layer: int | None) -> SiteKey:
         """The key of a leaf's site."""
         return self.site(leaf, layer).key
+
+
+def _key(module: nn.Module, leaf: Read) -> SiteKey:
+    return id(module), leaf.side, leaf.slot, leaf.call
 
 
 def compile_program(

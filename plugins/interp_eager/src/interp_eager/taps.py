@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -132,6 +133,8 @@ def _as_rows(raw: Tensor, leaf: Read, batch: int) -> Tensor:
         raw = raw.transpose(1, 2)
     if leaf.streams_first:
         raw = raw.movedim(0, 2)
+    if leaf.merged:
+        raw = raw.flatten(1)
     if raw.dim() == 4:
         return raw.flatten(2)
     if raw.dim() == 2:
@@ -178,8 +181,18 @@ def installed(taps: Taps, *, stop: bool = False) -> Iterator[None]:
 
 
 def _hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    calls = count()
+
+    def passes() -> bool:
+        """Whether this call of the module is not the one that is meant."""
+        if site.leaf.call not in (None, next(calls)):
+            return True
         fired.add(site.key)
+        return False
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if passes():
+            return None
         name, raw = _argument(site.leaf.slot, args, kwargs)
         new = taps.visit(site, raw)
         if new is None:
@@ -189,7 +202,8 @@ def _hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
         return args, {**kwargs, name: new}
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        fired.add(site.key)
+        if passes():
+            return None
         slot = site.leaf.slot
         raw = output if isinstance(output, Tensor) else output[slot]
         new = taps.visit(site, raw)

@@ -99,6 +99,11 @@ def _check(profile: ModelProfile, impl: str) -> None:
             f"vLLM runs {facts.model_type} through its Transformers backend, which leaves out position biases (ALiBi) "
             "without a word; use backend='eager'"
         )
+    if impl == "transformers" and facts.head_scale != 1.0:
+        raise BackendUnavailable(
+            f"vLLM's Transformers backend leaves out the factor that {facts.model_type} applies before its "
+            "unembedding; use backend='eager'"
+        )
     if impl == "transformers" and facts.model_type in _NOT_THROUGH_TRANSFORMERS:
         raise BackendUnavailable(
             f"vLLM's Transformers backend cannot load {facts.model_type}: "

@@ -25,6 +25,9 @@ def limits(facts: ModelFacts, options: Mapping[str, Any]) -> dict[str, PointSupp
         found |= dict.fromkeys(("attn_scores", "attn_probs"), unsupported(attention))
     if facts.attn_gate:
         found["attn_gate"] = unsupported("the gate of this family is not in the tables of the vLLM backend yet")
+    if facts.final_norm_call:
+        why = "this family applies its final norm twice in a forward, and here a module is read at every call"
+        found |= dict.fromkeys(("final_norm", "lm_head"), unsupported(why))
     if any(layer.mlp == "sparse" for layer in facts.layers) and model_impl(facts, options) == "transformers":
         why = (
             "vLLM's Transformers backend replaces the router of a mixture of experts by its own; use the family's own "
@@ -59,6 +62,10 @@ def _against_attention(facts: ModelFacts) -> str:
             f"the configuration names attention features that are not known: {', '.join(facts.unknown_attention)}; "
             "matrices rebuilt without them would be a guess"
         )
+    if facts.score_terms:
+        return f"this family's code applies {facts.score_terms}, which is not rebuilt yet"
+    if facts.attn_difference:
+        return "this family applies its attention to two halves of the values, which is not rebuilt yet"
     if facts.latent_attention:
         return "vLLM computes latent attention without ever forming keys per head, so there is nothing to rebuild from"
     chunked = [layer.index for layer in facts.layers if layer.mixer == "chunked_attention"]
