@@ -24,8 +24,8 @@ reason before a weight is loaded. `make conformance ARGS="NAME"` runs one again 
 """
 
 _LEGEND: Final = (
-    "`P` proven, `-` the trunk or layer has no such point, `x` it has, and the backend does not serve it, `?` served and "
-    "not proven, `F` failed. One letter holds for all layers; else there is one per layer."
+    "`P` proven, `-` the trunk or layer has no such point, `x` it has, and the backend does not serve it, `?` served "
+    "and not proven, `F` failed. One letter holds for all layers; else there is one per layer."
 )
 
 _REASONS_HEAD: Final = "## Reasons"

@@ -62,9 +62,12 @@ def _class_for(config: Any, target: str | None) -> Any:
 
     if target is not None:
         return load_object(target)
-    auto = transformers.AutoModelForCausalLM
-    wrapped = transformers.AutoModelForImageTextToText
-    return wrapped if type(config) not in auto._model_mapping and type(config) in wrapped._model_mapping else auto
+    autos = (
+        transformers.AutoModelForCausalLM,
+        transformers.AutoModelForImageTextToText,
+        transformers.AutoModelForMultimodalLM,
+    )
+    return next((auto for auto in autos if type(config) in auto._model_mapping), autos[0])
 
 
 def _from_pretrained(source: str, config: Any, target: str | None, kwargs: dict[str, Any]) -> Any:
