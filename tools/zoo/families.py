@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from zoo.rules import DEPTH, EXPERT_NEURONS, EXPERTS, HEAD_DIM, HEADS, KV_HEADS, NEURONS, WIDTH, WINDOW
 
-__all__ = ["CONFIGS", "INPUTS", "UNBUILDABLE"]
+__all__ = ["CONFIGS", "UNBUILDABLE"]
 
 _WINDOWS: Final = ["sliding_attention", "full_attention"] * 2
 _LINEAR: Final = ["linear_attention", "full_attention"] * 2
@@ -229,9 +229,48 @@ _SHAPES: Final[dict[str, dict[str, Any]]] = {
             **{f"<|visual token {i:06d}|>": 200 + i for i in range(8)},
         }
     },
-    "radio": {"video_temporal_patch_size": 2, "hidden_size": WIDTH, "num_hidden_layers": 2},
+    "deepseek_ocr2_text": {"mlp_layer_types": _DENSE_FIRST, "num_experts_per_tok": 2},
+    "granite4_vision": {
+        "text_config": "granite4_vision_text",
+        "deepstack_layer_map": [[-1, 1]],
+        "spatial_target_layers": [1],
+        "downsample_rate": "1/2",
+    },
 }
-"""Sizes that no rule by name can know."""
+"""Sizes that no rule by name can know. A text for an inner configuration is its ``model_type``."""
+
+_CONFORMER: Final = {"hidden_dim": WIDTH, "dim_head": 8, "num_layers": 2, "context_size": 16}
+
+_ENCODERS: Final[dict[str, dict[str, Any]]] = {
+    "radio": {"video_temporal_patch_size": 2, "hidden_size": WIDTH, "num_hidden_layers": 2},
+    "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 64},
+    "janus_vqgan": {
+        "base_channels": 32,
+        "channel_multiplier": [1, 1],
+        "latent_channels": 32,
+        "num_embeddings": 64,
+        "projection_dim": WIDTH,
+        "image_token_embed_dim": WIDTH,
+    },
+    "janus_vision_model": {"projection_dim": WIDTH},
+    "florence_vision": {
+        "depths": [1] * 4,
+        "embed_dim": [8, 16, 32, WIDTH],
+        "num_heads": [2] * 4,
+        "num_groups": [2] * 4,
+        "projection_dim": WIDTH,
+    },
+    **dict.fromkeys("granite_speech_encoder granite_speech_plus_encoder".split(), _CONFORMER),
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2, "depths": [1] * 7},
+    "fun_asr_nano": {
+        "adaptor_config": {"hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": WIDTH // 4}
+    },
+    "kyutai_speech_to_text": {"num_codebooks": 2, "codebook_vocab_size": 32, "audio_pad_token_id": 3},
+    "mimi": {"upsample_groups": WIDTH},
+    "qwen2_5_omni_bigvgan": {"upsample_initial_channel": WIDTH},
+    "diffusion_gemma": {"vision_config": "gemma4_vision"},
+}
+"""What stands before the text model of a wrapper."""
 
 _ROTARY: Final[dict[str, dict[str, Any]]] = {
     **dict.fromkeys("qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text".split(), _QWEN_VL),
@@ -251,11 +290,16 @@ _ROTARY: Final[dict[str, dict[str, Any]]] = {
 }
 """Rotary sections that fit the small heads."""
 
-CONFIGS: Final[dict[str, dict[str, Any]]] = {**_SCALARS, **_MIXTURES, **_STREAMS, **_SHAPES, **_ROTARY}
+CONFIGS: Final[dict[str, dict[str, Any]]] = {**_SCALARS, **_MIXTURES, **_STREAMS, **_SHAPES, **_ENCODERS, **_ROTARY}
 """Values of configuration fields by ``model_type``, on top of the rules."""
 
-INPUTS: Final[dict[str, str]] = {"mm:udop": "decoder_input_ids and boxes"}
-"""Inputs that a model needs beside ids."""
+_TIMM: Final = "its vision tower is built by timm, which nothing else here needs"
+_DRAFT: Final = "a draft head, which reads the keys and values of another model and has no vocabulary of its own"
 
-UNBUILDABLE: Final[dict[str, str]] = {}
+UNBUILDABLE: Final[dict[str, str]] = {
+    **dict.fromkeys(("gemma3n", "mm:fast_vlm", "mm:perception_lm"), _TIMM),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _DRAFT),
+    "mm:vision-encoder-decoder": "an image encoder and a text decoder of one's choice, without a configuration",
+    "mm:qwen3_omni_moe": "three models that speak, of which mm:qwen3_omni_moe_thinker is the one that runs on text",
+}
 """Names that cannot be built, with the reason; a name here that builds after all fails the run."""

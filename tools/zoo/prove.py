@@ -17,12 +17,20 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from interp_core import Add, CapabilityUnsupported, InterpModel, ModelUnavailable, inspect_model, load_model
+from interp_core import (
+    Add,
+    CapabilityUnsupported,
+    InterpError,
+    InterpModel,
+    ModelUnavailable,
+    inspect_model,
+    load_model,
+)
 from interp_core.address import Address
 from interp_core.captures import layers_of, parts_of
 from interp_core.checks import difference
 from interp_core.verdicts import Verification
-from zoo.build import save
+from zoo.build import build
 from zoo.families import UNBUILDABLE
 from zoo.outcome import ABSENT, FAILED, PROVEN, UNCHECKED, UNSERVED, Outcome
 from zoo.rules import PROMPT
@@ -75,17 +83,22 @@ def prove(name: str, backend: str = "eager") -> Outcome:
     """The outcome for the architecture ``name``. Nothing is raised: what goes wrong is in the outcome."""
     record = _Record(name)
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+        path = Path(folder) / "checkpoint"
         try:
-            path = save(name, Path(folder) / "checkpoint")
+            built = build(name)
+            built.save_pretrained(path)
         except Exception as error:  # noqa: BLE001 - whatever transformers raises is the reason.
             return _not_built(record, error)
         if name in UNBUILDABLE:
             record.problem("it is listed as one that cannot be built, and builds")
         try:
-            _prove(record, path, backend)
-        except Exception:  # noqa: BLE001 - the run goes on, and this is its result for this architecture.
+            if _runs(built):
+                _prove(record, path, backend)
+            else:
+                _expect_refusal(record, path, backend)
+        except Exception as error:  # noqa: BLE001 - the run goes on, and this is its result for this architecture.
             record.kind = "error"
-            record.problem(traceback.format_exc(limit=-6))
+            record.problem("".join(traceback.format_exception(error, limit=-4, chain=False)))
     return record.outcome()
 
 
@@ -97,6 +110,29 @@ def _not_built(record: _Record, error: Exception) -> Outcome:
         record.problem(f"cannot be built, and is not listed as such: {reason}")
     record.whole("not built", reason)
     return record.outcome()
+
+
+def _runs(built: Any) -> bool:
+    """Whether transformers itself runs the model on ids alone."""
+    try:
+        with torch.no_grad():
+            built(input_ids=torch.tensor([PROMPT]))
+    except Exception:  # noqa: BLE001 - whatever it raises means no.
+        return False
+    return True
+
+
+def _expect_refusal(record: _Record, path: Path, backend: str) -> None:
+    """A model that does not run on ids alone has to be refused, by one of our errors."""
+    try:
+        with load_model(path, backend, dtype="float32") as model:
+            model.run_with_cache(list(PROMPT), ["embeddings"])
+    except CapabilityUnsupported as error:
+        record.whole("refused", error.why)
+    except InterpError as error:
+        record.whole("refused", str(error).replace(str(path), "this checkpoint"))
+    else:
+        record.problem("transformers does not run it on ids alone, and a capture does")
 
 
 def _prove(record: _Record, path: Path, backend: str) -> None:

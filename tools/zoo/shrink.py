@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
 from zoo.families import CONFIGS
 from zoo.rules import HEADS, KEPT_WHEN_UNSET, SIZES
 
@@ -26,7 +28,11 @@ def shrunk(config_class: Any, default: Any = None) -> Any:
             values[name] = shrunk(type(inner), inner)
     if "kv_lora_rank" in _fields(config_class) and "num_key_value_heads" in values:
         values["num_key_value_heads"] = HEADS  # Keys from a latent vector: one per query head.
-    return config_class(**(values | CONFIGS.get(config_class.model_type, {})))
+    values |= CONFIGS.get(config_class.model_type, {})
+    for name in getattr(config_class, "sub_configs", {}):
+        if isinstance(values.get(name), str):
+            values[name] = shrunk(CONFIG_MAPPING[values[name]])
+    return config_class(**values)
 
 
 def _fields(config_class: Any) -> set[str]:

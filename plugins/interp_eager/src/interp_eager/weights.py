@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
 from collections.abc import Mapping
@@ -84,7 +85,24 @@ def _from_pretrained(source: str, config: Any, target: str | None, kwargs: dict[
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ModelUnavailable(f"{source}: weights are missing from the checkpoint: {shown}")
     _warn_of_unused(source, sorted(report["unexpected_keys"]))
+    _require_text_alone(source, model)
     return model
+
+
+def _require_text_alone(source: str, model: Any) -> None:
+    """Some wrappers have no forward without an image."""
+    needed = [
+        name
+        for name, parameter in inspect.signature(model.forward).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        and name != "input_ids"
+    ]
+    if needed:
+        raise ModelUnavailable(
+            f"{source}: {type(model).__name__} needs {' and '.join(needed)} in every forward, "
+            "so it cannot run on text alone"
+        )
 
 
 def _warn_of_unused(source: str, names: list[str]) -> None:
