@@ -39,6 +39,7 @@ __all__ = ["prove"]
 
 _TIGHT = 2e-5
 _WRITTEN = 6
+_STEERED = [_WRITTEN]
 
 
 @define
@@ -280,7 +281,7 @@ def _check_large_writes(record: _Record, model: InterpModel, served: list[Addres
     name = "resid_streams" if model.facts.n_streams > 1 else "resid_post"
     for address in [a for a in _writable(model, served) if a.name == name]:
         vector = torch.linspace(-3.0, 5.0, torch.Size(model.profile.shape(address)).numel())
-        with model.steer(Add(address, vector), positions=[_WRITTEN]):
+        with model.steer(Add(address, vector), positions=_STEERED):
             changed = model.run_with_cache(list(PROMPT), ends)[ends[0]][0]
         if difference(changed[_WRITTEN], plain[_WRITTEN]) < 1e-3:
             record.mark(address, FAILED)
