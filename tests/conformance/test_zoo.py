@@ -8,13 +8,13 @@ import conformance
 import pytest
 import torch
 from attrs import evolve
+
+from interp_core import Add, families
 from zoo import prove as proving
 from zoo.build import build, names
 from zoo.outcome import Outcome
 from zoo.page import current, parse, render
 from zoo.prove import prove
-
-from interp_core import Add, families
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
