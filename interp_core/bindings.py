@@ -43,16 +43,18 @@ def bind(address: Address, facts: ModelFacts, layout: Layout) -> Binding:
     return Binding(_simple(layer, facts, layout)[address.name])
 
 
-def _mlp_ends(layer: LayerFacts, layout: Layout) -> tuple[str, str]:
+def _mlp_ends(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> tuple[str, str]:
     # A block without an MLP module has its two projections all the same.
-    return ("mlp", "mlp") if layout.has("mlp", layer.index) else ("mlp.up_proj", "mlp.down_proj")
+    first, last = ("mlp", "mlp") if layout.has("mlp", layer.index) else ("mlp.up_proj", "mlp.down_proj")
+    return first, "mlp.down_proj" if "mlp" in facts.adds_residual else last
 
 
 def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, Expression]:
-    mlp_first, mlp_last = _mlp_ends(layer, layout)
+    mlp_first, mlp_last = _mlp_ends(layer, facts, layout)
     return {
         "resid_pre": Read("block", "input"),
-        "attn_in": Read("attn", "input"),
+        # One that attends by three arguments gets them all from its norm.
+        "attn_in": Read("attn_in") if layout.has("attn_in", layer.index) else Read("attn", "input"),
         "q_norm_in": _head_norm("attn.q_norm", "input", facts),
         "q_norm_out": _head_norm("attn.q_norm", "output", facts),
         "k_norm_in": _head_norm("attn.k_norm", "input", facts),
@@ -74,7 +76,8 @@ def _head_norm(role: str, side: str, facts: ModelFacts) -> Read:
 
 
 def _attn_contribution(facts: ModelFacts) -> Expression:
-    return _contribution("attn_post_norm" if facts.attn_post_norm else "attn", facts)
+    raw = "attn.o_proj" if "attn" in facts.adds_residual else "attn"
+    return _contribution("attn_post_norm" if facts.attn_post_norm else raw, facts)
 
 
 def _contribution(role: str, facts: ModelFacts) -> Expression:
@@ -83,9 +86,11 @@ def _contribution(role: str, facts: ModelFacts) -> Expression:
 
 
 def _resid_mid(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Binding:
+    if facts.norm_on_sum:
+        return Binding(Read("attn_sum_norm"))  # what it gives is all that flows on
     # The sum itself is the input of what follows; but the residual also flows past that module, so a write
     # must go into the sum's last term.
-    read = Read("mlp_pre_norm" if facts.mlp_pre_norm else _mlp_ends(layer, layout)[0], "input")
+    read = Read("mlp_pre_norm" if facts.mlp_pre_norm else _mlp_ends(layer, facts, layout)[0], "input")
     return Binding(read, Sum(Read("block", "input"), _attn_contribution(facts)))
 
 

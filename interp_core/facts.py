@@ -82,6 +82,7 @@ class ModelFacts:
         text_path: attribute that leads to the text configuration; empty if it is the whole one.
         structure_known: whether the family's block structure is in the table of families or given by an
             architecture plugin. If not, only dimensions are trustworthy and layer points are refused.
+        other_form: why not, where the family is described and this configuration chooses another form of it.
         n_layers, d_model, vocab_size: dimensions.
         n_heads, n_kv_heads, head_dim, v_head_dim, d_mlp: of the first layer that has such a part.
         max_positions: longest sequence, in tokens, or ``None`` where there is no limit.
@@ -92,6 +93,9 @@ class ModelFacts:
         attn_pre_norm, attn_post_norm, mlp_pre_norm, mlp_post_norm: which norms a block has. A post-norm
             is applied to the sublayer's output before it is added to the residual.
         final_norm: whether a norm stands between the last block and the unembedding.
+        norm_on_sum: a block is ``norm(residual + contribution)`` twice: each sum is normalised before anything reads
+            it, and a contribution is what is added before that norm.
+        adds_residual: ``attn``, ``mlp``: sublayers whose module returns its output plus the residual.
         qk_norm: ``""`` (none), ``head`` (per head) or ``full`` (over all heads at once).
         gainless: points behind norms that have no gain.
         qk_norm_axes: how tensors of these norms lie: ``positions``, ``heads`` (heads before positions) or ``merged``
@@ -105,6 +109,9 @@ class ModelFacts:
             and ``mlp_act`` are behind it.
         embedding_scale: factor on the embeddings.
         embedding_scale_inside: whether that factor is applied inside the embedding module.
+        embedding_types: a vector for the kind of token is added to the embeddings.
+        embedding_width: width of the embeddings, where a projection makes the residual of them; 0 if there is none.
+        head_transform: layers of the model's head stand between the trunk and the unembedding.
         residual_multiplier: factor on each sublayer's contribution.
         head_scale: factor on the final norm's output before the unembedding.
         logit_multiplier: factor on the unembed output.
@@ -135,6 +142,7 @@ class ModelFacts:
     architecture: str = ""
     text_path: str = ""
     structure_known: bool = False
+    other_form: str = ""
     n_layers: int
     d_model: int
     vocab_size: int
@@ -153,6 +161,8 @@ class ModelFacts:
     mlp_pre_norm: bool = True
     mlp_post_norm: bool = False
     final_norm: bool = True
+    norm_on_sum: bool = False
+    adds_residual: tuple[str, ...] = ()
     qk_norm: str = ""
     gainless: tuple[str, ...] = field(default=(), converter=as_tuple)
     qk_norm_axes: str = "positions"
@@ -165,6 +175,9 @@ class ModelFacts:
     mlp_sub_norm: bool = False
     embedding_scale: float = 1.0
     embedding_scale_inside: bool = True
+    embedding_types: bool = False
+    embedding_width: int = 0
+    head_transform: bool = False
     residual_multiplier: float = 1.0
     head_scale: float = 1.0
     logit_multiplier: float = 1.0

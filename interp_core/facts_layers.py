@@ -143,6 +143,8 @@ def _head_widths(view: ConfigView, index: int, mixer: str, d_model: int) -> dict
 def _kv_heads(view: ConfigView, index: int, sliding: bool, n_heads: int) -> int:
     if view.flag("multi_query") and not view.flag("new_decoder_architecture"):
         return 1
+    if view.integer("decoder_attention_heads") is not None:
+        return n_heads  # such halves of encoder-decoders have no groups, and the plain key means the encoder's
     keys = (*(("swa_num_key_value_heads",) if sliding else ()), *_N_KV_HEADS)
     return view.item(index, *keys) or n_heads
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import log
 from typing import Any, Final
 
+from interp_core.errors import ModelUnavailable
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.facts_config import ConfigView, Dimensions, read_dimensions, trunk_of
 from interp_core.facts_layers import read_layers
@@ -63,7 +64,8 @@ def read_facts(config: Any) -> ModelFacts:
     size = read_dimensions(view)
     model_type = str(view.get("model_type") or "")
     n_streams = max(view.integer(*_STREAMS) or 1, 1)
-    family = _form(FAMILIES.get(model_type), view) if n_streams == 1 else None
+    _require_causal(model_type, view)
+    family, other_form = _form(FAMILIES.get(model_type), view) if n_streams == 1 else (None, "")
     known = family or UNKNOWN_FAMILY
     layers = read_layers(view, known, size)
     wrapper = str(whole.get("model_type") or "") if trunk is not config else None
@@ -74,13 +76,14 @@ def read_facts(config: Any) -> ModelFacts:
         architecture=str(next(iter(whole.listed("architectures") or view.listed("architectures") or []), "")),
         text_path=text_path,
         structure_known=family is not None and head_known,
+        other_form=other_form,
         n_layers=size.n_layers,
         d_model=size.d_model,
         vocab_size=size.vocab_size,
         layers=layers,
         n_streams=n_streams,
         unknown_attention=_unknown_attention(trunk),
-        tied_embeddings=_tied(whole, view),
+        tied_embeddings=known.ties and _tied(whole, view),
         dtype=_dtype(whole, view),
         quantization=_quantization(whole, view),
         eos_token_ids=_ids(view) or _ids(whole),
@@ -92,16 +95,37 @@ def read_facts(config: Any) -> ModelFacts:
     )
 
 
-def _form(row: FamilyFacts | None, view: ConfigView) -> FamilyFacts | None:
-    """The family's row, or the one of its other forms that describes this configuration; ``None`` if none does."""
+def _require_causal(model_type: str, view: ConfigView) -> None:
+    """Refuse a configuration whose attention sees the tokens behind a position too.
+
+    Raises:
+        ModelUnavailable: it does.
+    """
+    row = FAMILIES.get(model_type, UNKNOWN_FAMILY)
+    for key, value in row.causal_keys.items():
+        if view.get(key) != value:
+            raise ModelUnavailable(
+                f"{model_type!r} describes no decoder with {key}={view.get(key)!r}: its attention sees both ways. "
+                f"A checkpoint that was trained as a decoder states {key}={value!r}"
+            )
+
+
+def _form(row: FamilyFacts | None, view: ConfigView) -> tuple[FamilyFacts | None, str]:
+    """The family's row, or the one of its other forms that describes this configuration; else why none does."""
     if row is None:
-        return None
-    stated = ((view.get(name), value) for name, value in row.requires.items())
-    pairs = ((view.get(left), view.get(right)) for left, right in row.equal_keys)
-    as_required = all(found is None or found == value for found, value in stated)
-    if as_required and all(left is None or left == right for left, right in pairs):
-        return row
-    return _form(row.otherwise, view)
+        return None, ""
+    why = ""
+    for name, value in row.requires.items():
+        stated = view.get(name)
+        if stated is not None and stated != value:
+            why = f"{view.get('model_type')!r} with {name}={stated!r} computes something that is not described here"
+    for left, right in row.equal_keys:
+        if view.get(left) not in (None, view.get(right)):
+            why = f"{view.get('model_type')!r} is described here where {left} and {right} are equal, and they differ"
+    if not why:
+        return row, ""
+    found, other = _form(row.otherwise, view)
+    return found, other or why
 
 
 def _unknown_attention(trunk: Any) -> tuple[str, ...]:
@@ -126,7 +150,7 @@ def _headline(layers: tuple[LayerFacts, ...]) -> dict[str, Any]:
 
 def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
     positions = _positions(view, family)
-    has_qk_norm = bool(family.qk_norm) and (not family.qk_norm_key or view.flag(family.qk_norm_key))
+    has_qk_norm = bool(family.qk_norm) and _switched(view, family.qk_norm_key)
     norm = family.norm or ("layer" if view.get("rms_norm_eps") is None and view.get(*_EPS) is not None else "rms")
     default_eps = 1e-5 if norm == "layer" else 1e-6
     return {
@@ -137,17 +161,18 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "mlp_pre_norm": family.mlp_pre_norm,
         "mlp_post_norm": family.mlp_post_norm,
         "final_norm": family.final_norm,
+        "norm_on_sum": family.norm_on_sum,
+        "adds_residual": family.adds_residual,
         "qk_norm": family.qk_norm if has_qk_norm else "",
         "gainless": family.gainless,
         "qk_norm_axes": family.qk_norm_axes,
         "gated_mlp": family.gated_mlp,
-        "activation": str(view.get(*_ACTIVATION) or "silu"),
-        "embedding_norm": family.embedding_norm,
+        "activation": _activation(view, family),
         "final_norm_call": family.final_norm_call,
         "attn_sub_norm": family.attn_sub_norm,
         "mlp_sub_norm": family.mlp_sub_norm,
         "positions": positions,
-        "max_positions": _max_positions(view, positions),
+        "max_positions": _max_positions(view, family, positions),
         "sinks": family.sinks,
         "attn_gate": family.attn_gate,
         "float16_overflows": family.float16_overflows,
@@ -155,6 +180,11 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "roles": dict(family.roles),
         "absent": dict(family.absent),
     }
+
+
+def _switched(view: ConfigView, key: str) -> bool:
+    """Whether what a row states is switched on: always, where no key does that."""
+    return not key or view.flag(key)
 
 
 def _positions(view: ConfigView, family: FamilyFacts) -> str:
@@ -167,21 +197,33 @@ def _positions(view: ConfigView, family: FamilyFacts) -> str:
     return "rotary" if view.get(*_ROTARY_KEYS) is not None else "other"
 
 
-def _max_positions(view: ConfigView, positions: str) -> int | None:
+def _activation(view: ConfigView, family: FamilyFacts) -> str:
+    stated = family.activation or str(view.get(*_ACTIVATION) or "silu")
+    return family.activation_names.get(stated, stated)
+
+
+def _max_positions(view: ConfigView, family: FamilyFacts, positions: str) -> int | None:
     if positions in ("alibi", "none"):
         # Nothing in such a model knows a longest sequence, except a table of biases that is built to a length.
         return view.integer("max_seq_len")
     stated = view.integer(*_MAX_POSITIONS)
+    if stated is not None and family.positions_behind_pad:
+        stated -= (view.integer("pad_token_id") or 0) + 1
     # Some relative positions state -1 for no limit.
     return stated if stated is not None and stated > 0 else None
 
 
 def _scaling(view: ConfigView, family: FamilyFacts, size: Dimensions) -> dict[str, Any]:
-    rooted = family.embedding_root and (not family.embedding_root_key or view.flag(family.embedding_root_key))
+    rooted = family.embedding_root and _switched(view, family.embedding_root_key)
     root = size.d_model**0.5 if rooted else 1.0
+    width = (view.integer(family.embedding_width_key) if family.embedding_width_key else None) or size.d_model
     return {
         "embedding_scale": root * (view.number("embedding_multiplier", "scale_emb") or 1.0),
         "embedding_scale_inside": family.embedding_scale_inside,
+        "embedding_norm": family.embedding_norm and _switched(view, family.embedding_norm_key),
+        "embedding_types": family.embedding_types,
+        "embedding_width": width if width != size.d_model else 0,
+        "head_transform": family.head_transform,
         "routed_scale": view.number("routed_scaling_factor") or 1.0,
         "residual_multiplier": _residual_multiplier(view, family, size),
         "attn_scale": _attn_scale(view, family),

@@ -2,8 +2,7 @@
 
 Every row was read off the modelling source of transformers 5.19. A family without a row has its dimensions
 read all the same, and its layer points refused: a guess here would be a right shape with a wrong tensor.
-Left out on purpose: trunks with several residual streams, modules that return their output plus the residual,
-several mixers or MLPs side by side.
+Left out on purpose: trunks with several residual streams, several mixers or MLPs side by side.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ class FamilyFacts:
         norm: ``rms`` or ``layer``; empty to tell by the key of the epsilon.
         norm_eps: epsilon that the code fixes; ``None`` if the configuration states it.
         attn_pre_norm, attn_post_norm, mlp_pre_norm, mlp_post_norm, final_norm: as in ``ModelFacts``.
+        norm_on_sum: a block normalises each sum of residual and contribution, in place of any norm above.
+        adds_residual: ``attn``, ``mlp``: sublayers whose module returns its output plus the residual.
         qk_norm: kind of the query and key norms, ``""``, ``head`` or ``full``.
         qk_norm_key: configuration key that switches them on; empty if they are always there.
         gainless: points behind norms that have no gain, such as ``attn_in``.
@@ -35,7 +36,10 @@ class FamilyFacts:
         parallel: attention and MLP read the same residual, always.
         parallel_keys: configuration keys any of which makes the blocks parallel.
         positions: kind of position information, empty to tell by the keys; a configuration's ``alibi`` overrides it.
-        embedding_norm, final_norm_call, attn_sub_norm, mlp_sub_norm: as in ``ModelFacts``.
+        final_norm_call, attn_sub_norm, mlp_sub_norm: as in ``ModelFacts``.
+        activation: name of the MLP's activation function that the code fixes; empty if the configuration states it.
+        activation_names: what the code understands by a name of the configuration, where that is not what it says.
+        positions_behind_pad: positions are counted from behind the padding token's id, which leaves so many fewer.
         windows: which layers slide: ``typed`` (by the configuration's layer types), ``all`` (every layer, if a
             window is set), ``none`` (the code reads no window, whatever the configuration says), or ``auto``
             (``typed`` where there are types, else ``all``), which is for families without a row.
@@ -45,6 +49,11 @@ class FamilyFacts:
         residual_depth_key: configuration key of a factor on each sublayer's contribution that is divided by the root
             of the number of layers.
         head_divisor_key: configuration key of a divisor of the final norm's output.
+        embedding_norm, embedding_types: as in ``ModelFacts``.
+        embedding_norm_key: configuration key that switches that norm on; empty if it is always there.
+        embedding_width_key: configuration key of the embeddings' width, where a projection may follow them.
+        head_transform: as in ``ModelFacts``.
+        ties: whether the code ties the unembedding to the embeddings where the configuration says so.
         logit_multiplier_keys: configuration keys of a factor on the logits.
         logit_divisor_keys: configuration keys of a divisor of the logits.
         attn_scale: factor on query-key products that the code fixes.
@@ -59,6 +68,7 @@ class FamilyFacts:
         float16_overflows: activations of its published checkpoints pass the largest float16 number.
         roles: as in ``ModelFacts``.
         absent: points that the code has not, each with the mechanical reason.
+        causal_keys: values that configuration keys must have for the attention to be causal at all.
         requires: values that configuration keys must have for the row to hold.
         equal_keys: pairs of configuration keys whose values must be equal for the row to hold.
         otherwise: the row of the form for which they do not.
@@ -71,6 +81,8 @@ class FamilyFacts:
     mlp_pre_norm: bool = True
     mlp_post_norm: bool = False
     final_norm: bool = True
+    norm_on_sum: bool = False
+    adds_residual: tuple[str, ...] = ()
     qk_norm: str = ""
     qk_norm_key: str = ""
     gainless: tuple[str, ...] = ()
@@ -80,16 +92,24 @@ class FamilyFacts:
     parallel: bool = False
     parallel_keys: tuple[str, ...] = ()
     positions: str = "rotary"
-    embedding_norm: bool = False
     final_norm_call: int = 0
     attn_sub_norm: bool = False
     mlp_sub_norm: bool = False
+    activation: str = ""
+    activation_names: Mapping[str, str] = field(factory=dict)
+    positions_behind_pad: bool = False
     windows: str = "none"
     embedding_root: bool = False
     embedding_root_key: str = ""
     embedding_scale_inside: bool = True
     residual_depth_key: str = ""
     head_divisor_key: str = ""
+    embedding_norm: bool = False
+    embedding_norm_key: str = ""
+    embedding_types: bool = False
+    embedding_width_key: str = ""
+    head_transform: bool = False
+    ties: bool = True
     logit_multiplier_keys: tuple[str, ...] = ()
     logit_divisor_keys: tuple[str, ...] = ()
     attn_scale: float | None = None
@@ -104,6 +124,7 @@ class FamilyFacts:
     float16_overflows: bool = False
     roles: Mapping[str, str] = field(factory=dict)
     absent: Mapping[str, str] = field(factory=dict)
+    causal_keys: Mapping[str, Any] = field(factory=dict)
     requires: Mapping[str, Any] = field(factory=dict)
     equal_keys: tuple[tuple[str, str], ...] = ()
     otherwise: FamilyFacts | None = None
@@ -134,6 +155,11 @@ _COHERE: Final = FamilyFacts(norm="layer", parallel=True, logit_multiplier_keys=
 _GRANITE: Final = FamilyFacts(embedding_scale_inside=False, logit_divisor_keys=("logits_scaling",))
 _HYPERCLOVAX: Final = evolve(_GRANITE, logit_divisor_keys=(), logit_multiplier_keys=("logits_scaling",))
 _GPT2: Final = evolve(_LAYER_NORM, positions="learned")
+_POST_LN: Final = evolve(
+    _GPT2, attn_pre_norm=False, mlp_pre_norm=False, norm_on_sum=True, final_norm=False, norm_eps=1e-5
+)
+_BART: Final = evolve(_POST_LN, embedding_root=True, embedding_root_key="scale_embedding", embedding_norm=True)
+_MBART: Final = evolve(_GPT2, embedding_root=True, embedding_root_key="scale_embedding", norm_eps=1e-5)
 _MAMBA: Final = FamilyFacts(windows="typed", mlp_pre_norm=False, positions="none")
 _GATED_HYBRID: Final = evolve(_TYPED, qk_norm="head", attn_gate="packed")
 _LATENT: Final = FamilyFacts(yarn_scale=True)
@@ -255,6 +281,52 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     # Of the keys that a query may see, it attends to those that an indexer chooses
     "deepseek_v32": evolve(_LATENT, key_budget_key="index_topk"),
     "glm_moe_dsa": evolve(_LATENT, key_budget_key="index_topk"),
+    # Position biases, and modules that return their output plus the residual
+    "bloom": evolve(
+        _LAYER_NORM,
+        activation="gelu_new",
+        positions="alibi",
+        adds_residual=("attn", "mlp"),
+        embedding_norm=True,
+        requires={"apply_residual_connection_post_layernorm": False, "slow_but_exact": False},
+    ),
+    "mpt": evolve(
+        _LAYER_NORM,
+        activation="gelu",
+        positions="alibi",
+        adds_residual=("mlp",),
+        requires={"attn_config.clip_qkv": None},
+    ),
+    "ctrl": evolve(
+        _LAYER_NORM,
+        norm_eps=1e-6,
+        activation="relu",
+        positions="other",
+        embedding_root=True,
+        embedding_scale_inside=False,
+        roles={
+            "attn": "multi_head_attention",
+            "attn.v_proj": "multi_head_attention.Wv",
+            "attn_in": "layernorm1",
+            "mlp_pre_norm": "layernorm2",
+            "mlp.up_proj": "ffn.0",
+            "mlp.down_proj": "ffn.2",
+        },
+    ),
+    # Norms on the sums. The first understands "gelu" as its approximation.
+    "openai-gpt": evolve(_POST_LN, norm_eps=None, activation_names={"gelu": "gelu_new"}),
+    "bart": _BART,
+    "plbart": _BART,
+    "mvp": evolve(_BART, embedding_scale_inside=False),
+    "marian": evolve(_BART, positions="other", embedding_scale_inside=False, embedding_norm=False),
+    "blenderbot-small": evolve(_BART, embedding_root=False),
+    "trocr": evolve(_BART, embedding_norm_key="layernorm_embedding"),
+    # Decoders of encoder-decoders with norms before the sublayers. Whisper states a scale that its decoder never uses.
+    "mbart": evolve(_MBART, embedding_norm=True),
+    "blenderbot": _MBART,
+    "bigbird_pegasus": evolve(_MBART, ties=False),
+    "pegasus": evolve(_MBART, positions="other", embedding_scale_inside=False),
+    "whisper": evolve(_MBART, embedding_root=False, embedding_root_key=""),
     # Mixtures of experts
     "mixtral": _SLIDING,
     "qwen2_moe": _TYPED,

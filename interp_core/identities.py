@@ -13,6 +13,7 @@ from interp_core.checks import Check, Get, difference, misfit
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.identities_attention import attention_identities
 from interp_core.identities_streams import stream_identities
+from interp_core.identities_sum_norms import sum_norm_identities, unfitted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,10 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
     yield from _start(facts, get, tolerance)
     for layer in facts.layers:
         yield from _chain(facts, layer, get)
-        yield from _sums(layer, get, tolerance)
+        if facts.norm_on_sum:
+            yield from sum_norm_identities(facts, layer, get, tolerance)
+        else:
+            yield from _sums(layer, get, tolerance)
         yield from _neurons(facts, layer, get, tolerance)
         yield from attention_identities(facts, layer, get, tolerance)
     if facts.n_streams > 1:
@@ -34,18 +38,23 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
 
 def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
     embeddings, first = get("embeddings", None), get("resid_pre", 0)
-    if embeddings is None or first is None or facts.positions in ("learned", "other") or facts.embedding_norm:
+    if embeddings is None or first is None or facts.positions in ("learned", "other") or facts.embedding_types:
         return
     if facts.n_streams > 1:
         # Copies, or projections of the first one: the first stream begins as the embeddings everywhere.
         first = first[:, 0]
     factor = 1.0 if facts.embedding_scale_inside else facts.embedding_scale
+
+    def error(rows: Tensor) -> float:
+        return unfitted(facts, rows, first) if facts.embedding_norm else difference(rows, first)
+
     yield Check(
-        identity="embeddings, scaled as the family scales them outside the module, are resid_pre.0",
+        identity="embeddings, scaled as the family scales them outside the module, are resid_pre.0"
+        + (", normalised" if facts.embedding_norm else ""),
         layer=None,
         proves=("embeddings", "resid_pre.0"),
-        error=difference(embeddings * factor, first),
-        control=difference(embeddings.roll(1, 0) * factor, first) if embeddings.shape[0] > 1 else None,
+        error=error(embeddings * factor),
+        control=error(embeddings.roll(1, 0) * factor) if embeddings.shape[0] > 1 else None,
         tolerance=tolerance,
     )
 

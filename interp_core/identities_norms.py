@@ -15,7 +15,7 @@ from interp_core.facts import LayerFacts, ModelFacts
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["collapse_identities", "norm_identities"]
+__all__ = ["collapse_identities", "fit", "norm_identities", "normalised"]
 
 _SPREAD: Final = 1e-3  # of fitted gains, relative to their mean; random ones differ by some per cent
 _ALIKE: Final = " (all alike here, so that it may be taken before its gain)"
@@ -96,12 +96,12 @@ def _fitted(
 ) -> Check:
     before, after = (t.double().flatten(1) if whole else t.double() for t in pair)
     centred = facts.norm == "layer"
-    normal = _normalised(before, facts.norm_eps, centred=centred)
-    error, spread = _fit(normal, after, centred=centred)
+    normal = normalised(before, facts.norm_eps, centred=centred)
+    error, spread = fit(normal, after, centred=centred)
     # As if it were taken between the norm and its gain: that would look the same.
     alike = spread < _SPREAD and target not in facts.gainless
-    wrong, _ = _fit(normal.roll(1, -1), after, centred=centred)
-    bare, _ = _fit(before, after, centred=centred)
+    wrong, _ = fit(normal.roll(1, -1), after, centred=centred)
+    bare, _ = fit(before, after, centred=centred)
     return Check(
         identity=f"{source}, normalised and times one gain per channel{_ALIKE if alike else ''}, is {target}",
         layer=layer,
@@ -112,14 +112,15 @@ def _fitted(
     )
 
 
-def _normalised(x: Tensor, eps: float, *, centred: bool) -> Tensor:
+def normalised(x: Tensor, eps: float, *, centred: bool) -> Tensor:
+    """What a norm makes of ``x`` before its gain; ``centred`` for a layer norm."""
     if centred:
         x = x - x.mean(-1, keepdim=True)
     normal: Tensor = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
     return normal
 
 
-def _fit(x: Tensor, y: Tensor, *, centred: bool) -> tuple[float, float]:
+def fit(x: Tensor, y: Tensor, *, centred: bool) -> tuple[float, float]:
     """How far the best ``gain * x`` (``+ bias``) per channel is from ``y``, and how much the gains differ.
 
     ``x`` and ``y`` are ``[pos, *channels]``.

@@ -22,7 +22,11 @@ __all__ = ["Layout", "find_layout"]
 
 _LIST_NAMES: Final = ("layers", "h", "blocks", "block", "layer")
 _NOT_THE_TRUNK: Final = ("vision", "visual", "audio", "codec", "qformer", "encoder", "mtp", "draft")
-_FINAL_NORMS: Final = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "layer_norm")
+_FINAL_NORMS: Final = (
+    *("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "layer_norm"),
+    *("norm_f", "layernorm", "ln", "LayerNorm", "layernorm_embedding"),
+)
+_HEAD_TRANSFORMS: Final = ("generator_predictions",)
 
 _MLP_PRE_NORMS: Final = (
     "post_attention_layernorm",
@@ -30,7 +34,10 @@ _MLP_PRE_NORMS: Final = (
     "post_attention_norm",
     "feedforward_layernorm",
     "final_layer_norm",
+    "norm_2",
 )
+_ATTN_SUM_NORMS: Final = ("self_attn_layer_norm", "ln_1")
+_MLP_SUM_NORMS: Final = ("final_layer_norm", "ln_2")
 
 _ATTENTION: Final = ("self_attn", "attn", "attention", "self_attention")
 _MLP: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -38,7 +45,7 @@ _MLP: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 _WITHIN_ATTENTION: Final[Mapping[str, tuple[str, ...]]] = {
     "attn.o_proj": ("o_proj", "c_proj", "out_proj", "dense"),
     "attn.v_proj": ("v_proj",),
-    "attn.qkv_thirds": ("c_attn", "qkv_proj"),
+    "attn.qkv_thirds": ("c_attn", "qkv_proj", "Wqkv"),
     "attn.qkv_per_head": ("query_key_value",),
     "attn.q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
     "attn.k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
@@ -95,35 +102,54 @@ def find_layout(model: Any, facts: ModelFacts, *, embed: Any = None, lm_head: An
         BackendUnavailable: the list of blocks, or a part that facts promise, is not found.
     """
     path, blocks = _block_list(model, facts)
-    trunk_module = model.get_submodule(path.rpartition(".")[0])
-    trunk: dict[str, nn.Module] = {}
-    for role, part in (
-        ("embed", model.get_input_embeddings() if embed is None else embed),
-        ("final_norm", _child(trunk_module, _FINAL_NORMS)),
-        ("lm_head", model.get_output_embeddings() if embed is None else lm_head),
-    ):
-        if part is not None:
-            trunk[role] = part
-    layout = Layout(trunk)
+    head = model.get_output_embeddings() if embed is None else lm_head
+    trunk: dict[str, nn.Module | None] = {
+        "embed": model.get_input_embeddings() if embed is None else embed,
+        "final_norm": _final_norm(model, path) if facts.final_norm else None,
+        "lm_head": head,
+    }
+    if facts.head_transform and head is not None:
+        trunk |= _head_roles(model, head)
+    layout = Layout({role: part for role, part in trunk.items() if part is not None})
     for layer, block in zip(facts.layers, blocks, strict=True):
         layout.blocks.append(_block_roles(block, layer, facts))
     return layout
+
+
+def _final_norm(model: nn.Module, path: str) -> nn.Module | None:
+    """Beside the list of blocks, or further out."""
+    while path:
+        path = path.rpartition(".")[0]
+        found = _child(model.get_submodule(path), _FINAL_NORMS)
+        if found is not None:
+            return found
+    return None
+
+
+def _head_roles(model: nn.Module, lm_head: nn.Module) -> dict[str, nn.Module | None]:
+    """Layers between trunk and unembedding: in one module with the unembedding, or in a module of their own."""
+    path = next(path for path, module in model.named_modules() if module is lm_head)
+    if "." in path:
+        return {"head": model.get_submodule(path.partition(".")[0])}
+    return {"head_transform": _child(model, _HEAD_TRANSFORMS)}
 
 
 def _block_list(model: nn.Module, facts: ModelFacts) -> tuple[str, nn.ModuleList]:
     from torch import nn
 
     n_layers, own = facts.n_layers, (*facts.roles.get("attn", "").split(), *facts.roles.get("mlp", "").split())
-    candidates = [
+    lists = [
         (path, module)
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList)
         and len(module) == n_layers
         and path.rpartition(".")[2] in _LIST_NAMES
-        and not any(word in path for word in _NOT_THE_TRUNK)
         # Any of them: of a trunk that is split into stages, a process holds some blocks only.
         and any(_child(block, (*_ATTENTION, *_MLP, *own)) is not None for block in module)
     ]
+    candidates = [(path, module) for path, module in lists if not any(word in path for word in _NOT_THE_TRUNK)]
+    # The models that began as encoders call their only trunk so.
+    candidates = candidates or [(path, module) for path, module in lists if path.split(".")[1:2] == ["encoder"]]
     if len(candidates) != 1:
         found = ", ".join(path for path, _ in candidates) or "none"
         raise BackendUnavailable(
@@ -174,6 +200,8 @@ def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict
 def _norm_roles(block: nn.Module, facts: ModelFacts) -> dict[str, nn.Module]:
     """Which norm is which depends on how many there are: ``post_attention_layernorm`` is two different things."""
     names: dict[str, tuple[str, ...]] = {}
+    if facts.norm_on_sum:
+        names = {"attn_sum_norm": _ATTN_SUM_NORMS, "mlp_sum_norm": _MLP_SUM_NORMS}
     if facts.attn_post_norm:
         names["attn_post_norm"] = ("post_self_attn_layernorm", "post_norm1", "post_attention_layernorm")
     if facts.mlp_post_norm:

@@ -41,7 +41,9 @@ def _whole_trunk(name: str, facts: ModelFacts) -> str:
     if name in _RESIDUALS and facts.n_streams > 1:
         return f"this trunk carries {facts.n_streams} residual streams, so there is no single residual vector"
     if not facts.structure_known:
-        return f"the block structure of {facts.model_type!r} is not known, and a point is not guessed from names"
+        return facts.other_form or (
+            f"the block structure of {facts.model_type!r} is not known, and a point is not guessed from names"
+        )
     if name in facts.absent:
         return facts.absent[name]
     if name.startswith(("q_norm", "k_norm")) and not facts.qk_norm:
@@ -50,6 +52,11 @@ def _whole_trunk(name: str, facts: ModelFacts) -> str:
         return "this family does not gate its attention output"
     if name == "value" and facts.latent_attention:
         return "with latent attention there is no value projection of its own"
+    if name == "embeddings" and facts.embedding_width:
+        return (
+            f"the token embedding has a width of {facts.embedding_width}, and a projection makes the residual's "
+            f"{facts.d_model} of it: there is no embedding of that width"
+        )
     if name == "final_norm" and not facts.final_norm:
         return "this family has no norm between the last block and the unembedding"
     return ""

@@ -177,8 +177,14 @@ def _basis(facts: ModelFacts, architecture: Architecture | None) -> ResidualBasi
             additive=False,
             sequential=sequential,
             lens_valid=False,
-            blockers=(f"the block structure of {facts.model_type!r} is not known",),
+            blockers=(facts.other_form or f"the block structure of {facts.model_type!r} is not known",),
             instead="register an Architecture for it, from a plugin of your own",
+        )
+    if facts.norm_on_sum:
+        return ResidualBasis(
+            additive=False,
+            sequential=sequential,
+            blockers=("every block normalises the sum of the residual and each contribution",),
         )
     return ResidualBasis(sequential=sequential)
 

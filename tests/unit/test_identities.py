@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from attrs import evolve
 
 from interp_core import LayerFacts, ModelFacts
 from interp_core.checks import Check
@@ -84,3 +85,51 @@ def test_embeddings_scaled_outside_their_module() -> None:
     for facts, holds in ((scaled, True), (FACTS, False)):
         (check,) = capture_identities(facts, lambda name, layer: tensors.get(name), 2e-5)
         assert check.holds is holds
+
+
+NORMED = evolve(FACTS, norm="layer", norm_eps=1e-5, norm_on_sum=True, attn_pre_norm=False, mlp_pre_norm=False)
+
+
+def right_normed() -> Tensors:
+    """Captured tensors of a layer that normalises its sums, with gains and biases of its own."""
+    tensors, random = right(), torch.Generator().manual_seed(1)
+    tensors["resid_pre"] = torch.randn(SEQ, D, generator=random)
+    for before, added, after in (
+        ("resid_pre", "attn_out_post", "resid_mid"),
+        ("resid_mid", "mlp_out_post", "resid_post"),
+    ):
+        total = tensors[before] + tensors[added]
+        gain, bias = 1 + 0.3 * torch.randn(D, generator=random), torch.randn(D, generator=random)
+        tensors[after] = torch.nn.functional.layer_norm(total, (D,), gain, bias)
+    return tensors
+
+
+def normed_checks(tensors: Tensors) -> list[Check]:
+    found = capture_identities(NORMED, lambda name, layer: tensors.get(name), 2e-5)
+    return [check for check in found if "normalised" in check.identity]
+
+
+def test_sums_that_are_normed_pass() -> None:
+    found = normed_checks(right_normed())
+    assert [check.identity for check in found] == [
+        "resid_pre + attn_out_post, normalised, is resid_mid",
+        "resid_mid + mlp_out_post, normalised, is resid_post",
+    ]
+    assert all(check.holds for check in found), found
+
+
+NORMED_PARTS = ("resid_pre", "attn_out_post", "resid_mid", "mlp_out_post", "resid_post")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *((name, lambda x: x.roll(1, 0)) for name in NORMED_PARTS),
+        *((name, lambda x: x + 0.01 * x.roll(1, 1)) for name in NORMED_PARTS),
+        *((name, lambda x: 1.01 * x) for name in NORMED_PARTS[:-1]),  # the last norm's gain may be of any size
+    ],
+)
+def test_sums_that_are_normed_fail_on_wrong_tensors(name: str, wrong: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensors = right_normed()
+    tensors[name] = wrong(tensors[name])
+    assert not all(check.holds for check in normed_checks(tensors))

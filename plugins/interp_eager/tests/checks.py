@@ -62,7 +62,9 @@ def check_identities_1_to_5(model: InterpModel, name: str) -> None:
     if model.facts.layers[0].key_budget is not None:
         per_layer = per_layer - {"exactly the keys"} | {"as many keys"}
     for layer in model.facts.layers:
-        sums = {"resid_pre + attn_out_post"} | (set() if layer.parallel else {"resid_mid + mlp_out_post"})
+        how = ", normalised, is" if model.facts.norm_on_sum else " is"
+        sums = {f"resid_pre + attn_out_post{' + mlp_out_post' if layer.parallel else ''}{how}"}
+        sums |= set() if layer.parallel else {f"resid_mid + mlp_out_post{how}"}
         chain = {"resid_post is the next"} if layer.index + 1 < model.n_layers else set()
         here = [check for check in found.checks if check.layer == layer.index]
         for start in per_layer | sums | chain:
@@ -82,13 +84,31 @@ def check_modules(model: InterpModel) -> None:
             down = module(model, "mlp.down_proj", i)
             assert difference(down(cache[f"mlp_act.{i}"]), cache[f"mlp_out.{i}"]) < TIGHT
             assert difference(down(cache[f"mlp_act.{i}"].roll(1, -1)), cache[f"mlp_out.{i}"]) > 10 * TIGHT
-            if backend.layout.has("mlp", i):
+            if "mlp" in model.facts.adds_residual and backend.layout.has("mlp", i):
+                whole = module(model, "mlp", i)(cache[f"mlp_in.{i}"], cache[f"resid_mid.{i}"])
+                assert difference(whole, cache[f"resid_post.{i}"]) < TIGHT
+                assert difference(cache[f"mlp_out.{i}"], cache[f"resid_post.{i}"]) > 10 * TIGHT
+            elif backend.layout.has("mlp", i):
                 assert difference(module(model, "mlp", i)(cache[f"mlp_in.{i}"]), cache[f"mlp_out.{i}"]) < TIGHT
+            if model.facts.norm_on_sum:
+                check_sum_norms(model, cache, i)
         last = cache[f"resid_post.{model.n_layers - 1}"]
-        assert difference(module(model, "final_norm", None)(last), cache["final_norm"]) < TIGHT
-        assert difference(last, cache["final_norm"]) > 10 * TIGHT
-        normed = cache["final_norm"] * model.facts.head_scale
-        assert difference(module(model, "lm_head", None)(normed), cache["lm_head"]) < TIGHT
+        if model.facts.final_norm:
+            assert difference(module(model, "final_norm", None)(last), cache["final_norm"]) < TIGHT
+            assert difference(last, cache["final_norm"]) > 10 * TIGHT
+            last = cache["final_norm"] * model.facts.head_scale
+        if not model.facts.head_transform:
+            assert difference(module(model, "lm_head", None)(last), cache["lm_head"]) < TIGHT
+
+
+def check_sum_norms(model: InterpModel, cache: Any, layer: int) -> None:
+    """2, where the norm stands on the sum: it is the norm with its own gain and bias, of that very sum."""
+    for site, before, after in (("attn", "resid_pre", "resid_mid"), ("mlp", "resid_mid", "resid_post")):
+        norm = module(model, f"{site}_sum_norm", layer)
+        total = cache[f"{before}.{layer}"] + cache[f"{site}_out_post.{layer}"]
+        assert difference(norm(total), cache[f"{after}.{layer}"]) < TIGHT
+        assert difference(norm(cache[f"{before}.{layer}"]), cache[f"{after}.{layer}"]) > 10 * TIGHT
+        assert difference(total, cache[f"{after}.{layer}"]) > 10 * TIGHT
 
 
 def check_logits(model: InterpModel) -> None:
@@ -104,7 +124,7 @@ def check_logits(model: InterpModel) -> None:
 
 def check_writes(model: InterpModel, layers: Container[int | None]) -> None:
     """8: a zero is bit-equal to nothing; a large vector changes exactly what it should from its position on."""
-    ends = [f"resid_post.{model.n_layers - 1}", "final_norm"]
+    ends = [f"resid_post.{model.n_layers - 1}", *(["final_norm"] if model.facts.final_norm else [])]
     plain = run_with_cache(model, PROMPT, ends)
     for address in served(model, write=True):
         if address.layer not in layers:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tiny_families
 import transformers as hf
+from older_families import OLDER
 from tiny_families import _GROUPED, _MIXED, _SIZES, _WIDE
 
 __all__ = ["FAMILIES", "save"]
@@ -51,6 +52,7 @@ _EXPERTS = {
 _DECODER = {"vocab_size": 300, "num_attention_heads": 4, "max_position_embeddings": 64}
 
 MORE: dict[str, Callable[[], Any]] = {
+    **OLDER,
     "apertus": lambda: hf.ApertusConfig(**_GROUPED),
     "arcee": lambda: hf.ArceeConfig(**_WIDE),
     "biogpt": lambda: hf.BioGptConfig(**_SIZES),

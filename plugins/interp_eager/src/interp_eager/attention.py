@@ -123,9 +123,9 @@ class _Watch(TorchFunctionMode):
             scores, before = args[0], self._before_sinks
             if before is not None and before.shape[:-1] == out.shape[:-1] and before.shape[-1] == out.shape[-1] - 1:
                 scores, out_of_keys = before, out[..., :-1]
-                self._found(layer, _masked(scores), out_of_keys)
+                self._found(layer, _masked(scores, out_of_keys), out_of_keys)
             else:
-                self._found(layer, _masked(scores), out)
+                self._found(layer, _masked(scores, out), out)
         return out
 
 
@@ -162,6 +162,10 @@ def _over_keys(args: Any, kwargs: Any) -> bool:
     return axis in (-1, args[0].dim() - 1)
 
 
-def _masked(scores: Tensor) -> Tensor:
+def _masked(scores: Tensor, probs: Tensor | None = None) -> Tensor:
     """Masked entries, which families mark by a large negative number, as ``-inf``."""
-    return scores.masked_fill(scores < torch.finfo(scores.dtype).min / 4, float("-inf"))
+    least = scores < torch.finfo(scores.dtype).min / 4
+    if probs is not None:
+        # The oldest add ten thousand in place of the least number that there is.
+        least = least | ((scores <= -1e4) & (probs == 0))
+    return scores.masked_fill(least, float("-inf"))

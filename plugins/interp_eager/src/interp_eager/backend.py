@@ -79,8 +79,8 @@ class EagerBackend:
         return EagerRun(self, request)
 
     def unembed(self, rows: Any, *, raw: bool) -> Tensor:
-        """Logits of residual rows through the final norm and the unembedding."""
-        head = self.layout.module("lm_head", None)
+        """Logits of residual rows through the final norm, the head's own layers and the unembedding."""
+        head = self.layout.module("head" if self.layout.has("head", None) else "lm_head", None)
         with torch.set_grad_enabled(torch.is_tensor(rows) and rows.requires_grad):
             # A device map may keep the two on different devices.
             hidden = _moved(rows, head)
@@ -91,16 +91,31 @@ class EagerBackend:
                 hidden = norm(_moved(hidden, norm))
             if self.profile.facts.head_scale != 1.0:
                 hidden = hidden * self.profile.facts.head_scale
+            if self.layout.has("head_transform", None):
+                transform = self.layout.module("head_transform", None)
+                hidden = transform(_moved(hidden, transform))
             logits: Tensor = head(_moved(hidden, head))
             if not raw:
                 logits = self._finished(logits)
             return logits.to(rows.device)
 
     def new_cache(self) -> Any:
-        """An empty key/value cache of the model's own kind."""
+        """An empty key/value cache of the model's own kind.
+
+        Raises:
+            RequestError: the model keeps none: one that is given would be passed over, and each token read alone.
+        """
         from transformers import DynamicCache
 
-        return DynamicCache(config=self.model.config)
+        facts, config = self.profile.facts, self.model.config
+        if "past_key_values" not in inspect.signature(self.model.forward).parameters:
+            raise RequestError(
+                f"transformers' {facts.model_type} keeps no key/value cache, and this backend generates with one; "
+                "run the tokens so far as a prompt, and choose the next one from its lm_head"
+            )
+        # Of a decoder that is half of an encoder-decoder, transformers counts the layers of the other half.
+        stated = getattr(config.get_text_config(decoder=True), "num_hidden_layers", facts.n_layers)
+        return DynamicCache(config=config) if stated == facts.n_layers else DynamicCache()
 
     def step(
         self, request: ForwardRequest, ids: tuple[int, ...], cache: Any, chunk: Chunk, collector: Collector
