@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from interp_core.profile import ModelProfile
     from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
 
-__all__ = ["Adoption", "Availability", "Backend", "BackendSpec", "LensBackend", "OptionSpec", "StaticSets"]
+__all__ = [
+    "Adoption",
+    "Availability",
+    "Backend",
+    "BackendSpec",
+    "BatchBackend",
+    "LensBackend",
+    "OptionSpec",
+    "StaticSets",
+]
 
 
 @frozen
@@ -150,6 +159,19 @@ class Backend(Protocol):
         Rows ``[rows, streams, d_model]`` go through the trunk's own contraction first.
 
         ``raw`` leaves out the family's softcap and multiplier. CPU tensor in, CPU tensor out.
+        """
+
+
+@runtime_checkable
+class BatchBackend(Protocol):
+    """What a synchronous backend may have beside: generations that share their forwards."""
+
+    def generate_together(self, requests: Sequence[ForwardRequest]) -> list[Mapping[int, GenerationRun]]:
+        """Begin requests with sampling, in batches; nothing runs before the first step of a batch is asked for.
+
+        Returns:
+            Batches, in the order in which they are to be run; each maps numbers of requests to their runs, every
+            number once in all. The runs of a batch are asked for steps in turn, so that none runs far ahead.
         """
 
 

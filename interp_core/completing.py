@@ -29,12 +29,6 @@ class _Completing:
     _ids: list[int] = field(factory=list)
     _logprobs: list[tuple[TokenLogprob, ...]] = field(factory=list)
 
-    @classmethod
-    def begin(cls, model: InterpModel, request: ForwardRequest, stops: tuple[str, ...]) -> _Completing:
-        """Begin it. The text decoder comes first: it may be refused."""
-        text = model.text_stream(request.token_ids, stops)
-        return cls(request, model.session.generate(request), text)
-
     def advance(self) -> None:
         """Take one more token, or find that there is none."""
         check_cancelled()
@@ -69,22 +63,24 @@ class _Completing:
 def complete(
     model: InterpModel, requests: Sequence[ForwardRequest], stops: tuple[str, ...]
 ) -> list[tuple[Completion, ForwardResult]]:
-    """Run generations to their end: together where the backend runs several at once, else one after the other."""
-    at_once = len(requests) if model.session.concurrent else 1
-    found: list[tuple[Completion, ForwardResult]] = []
-    for first in range(0, len(requests), max(at_once, 1)):
-        group: list[_Completing] = []
+    """Run generations to their end, in the batches that the backend makes of them; results in the order given."""
+    # Text decoders come first: they may be refused.
+    texts = [model.text_stream(request.token_ids, stops) for request in requests]
+    found: dict[int, tuple[Completion, ForwardResult]] = {}
+    for batch in model.session.generate_together(requests):
+        going = {i: _Completing(requests[i], run, texts[i]) for i, run in batch.items()}
         try:
-            for request in requests[first : first + at_once]:
-                group.append(_Completing.begin(model, request, stops))
-            while unfinished := [one for one in group if not one.done]:
-                for one in unfinished:
+            while going:
+                for i, one in list(going.items()):
                     one.advance()
-            found.extend(one.completion() for one in group)
+                    if one.done:
+                        # At once, so that it costs its batch no more than it has to.
+                        found[i] = one.completion()
+                        del going[i]
         finally:
-            for one in group:
+            for one in going.values():
                 one.run.close()
-    return found
+    return [found[i] for i in range(len(requests))]
 
 
 def stream(model: InterpModel, request: ForwardRequest, stops: tuple[str, ...]) -> Iterator[GenStep]:

@@ -106,6 +106,7 @@ def capture_generation(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
+    repetition_penalty: float = 1.0,
     ignore_eos: bool = False,
     keep_on_device: bool = False,
 ) -> tuple[Any, Cache]:
@@ -119,7 +120,7 @@ def capture_generation(
         AddressError, CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
     """
     addresses = readable_addresses(model, points)
-    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
+    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, repetition_penalty, ignore_eos)
     batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
     reads = tuple(Read(address=a) for a in addresses)
     stops, logprobs = read_stop(stop), _count(n_logprobs, model)
@@ -149,6 +150,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
+    repetition_penalty: float = 1.0,
     ignore_eos: bool = False,
 ) -> Any:
     """Generate new tokens; greedy unless ``temperature`` is above 0.
@@ -165,6 +167,8 @@ def generate(
         attention_mask: as :func:`run_with_cache`.
         n: completions per prompt; the seed of each is the one before plus 1.
         top_k, top_p, min_p: restrict sampling to likely tokens.
+        repetition_penalty: divides positive logits of tokens that prompt or completion hold, and multiplies negative
+            ones, before anything is chosen; log-probabilities stay the model's own.
         ignore_eos: go on after an end-of-text token.
 
     Returns:
@@ -173,7 +177,7 @@ def generate(
     Raises:
         CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
     """
-    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
+    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, repetition_penalty, ignore_eos)
     batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
     stops, logprobs = read_stop(stop), _count(n_logprobs, model)
     n = read_count("n", n)
@@ -203,6 +207,7 @@ def generate_stream(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
+    repetition_penalty: float = 1.0,
     ignore_eos: bool = False,
 ) -> Iterator[GenStep]:
     """Generate step by step. Everything is checked, and steering is fixed, when this is called.
@@ -213,7 +218,7 @@ def generate_stream(
     Raises:
         CapabilityUnsupported, RequestError: as :func:`run_with_cache`.
     """
-    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, ignore_eos)
+    sampling = read_sampling(max_tokens, temperature, seed, top_k, top_p, min_p, repetition_penalty, ignore_eos)
     batch = read_tokens(tokens, model.facts, attention_mask, room=sampling.max_tokens)
     if not batch.single:
         raise RequestError("generate_stream takes one prompt; use generate for a batch, or one stream per prompt")

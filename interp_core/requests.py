@@ -110,6 +110,8 @@ class Sampling:
         top_k: keep this many most likely tokens; ``None`` for all.
         top_p: keep the smallest set of tokens with at least this mass; ``None`` for all.
         min_p: keep tokens with at least this fraction of the most likely one's mass; ``None`` for all.
+        repetition_penalty: above 1, tokens of prompt and completion become less likely: their logits are divided by it
+            where positive and multiplied where negative, before everything else, also for greedy choice.
         seed: seed of this request's own generator; ``None`` for the process's.
         stop_token_ids: ids that end generation, the model's own end-of-text ids included.
     """
@@ -119,6 +121,7 @@ class Sampling:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float = 1.0
     seed: int | None = None
     stop_token_ids: frozenset[int] | None = None
 
@@ -162,7 +165,7 @@ class Step:
 
     Attributes:
         token_id: the token chosen.
-        logits: ``[vocab]`` float32 logits that it was chosen from, or ``None``.
+        logits: ``[vocab]`` float32, the model's own before any penalty, or ``None``.
         logprobs: the most likely tokens, best first, as many as were asked for.
     """
 

@@ -43,7 +43,7 @@ class GenStep:
         token_id: the new token.
         token_str: the text that became certain with it; empty while a character is unfinished;
             ``None`` where the checkpoint has no tokenizer.
-        logits: ``[vocab]`` float32 that the token was chosen from, or ``None`` where the backend keeps them.
+        logits: ``[vocab]`` float32, the model's own before any penalty, or ``None`` where the backend keeps them.
         logprobs: the most likely tokens, best first, as many as were asked for.
     """
 

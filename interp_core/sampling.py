@@ -17,7 +17,14 @@ LEAST_TEMPERATURE: Final = 1e-4
 
 
 def read_sampling(
-    max_tokens: Any, temperature: Any, seed: Any, top_k: Any, top_p: Any, min_p: Any, ignore_eos: Any
+    max_tokens: Any,
+    temperature: Any,
+    seed: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    repetition_penalty: Any,
+    ignore_eos: Any,
 ) -> Sampling:
     """Check sampling keywords.
 
@@ -32,6 +39,7 @@ def read_sampling(
         top_k=None if top_k is None else _whole("top_k", top_k, least=1),
         top_p=None if top_p is None else _number("top_p", top_p, 0.0, 1.0, open_low=True),
         min_p=None if min_p is None else _number("min_p", min_p, 0.0, 1.0),
+        repetition_penalty=_number("repetition_penalty", repetition_penalty, 0.0, math.inf, open_low=True),
         seed=None if seed is None else _whole("seed", seed, least=0, most=2**63 - 1),
         stop_token_ids=frozenset() if ignore_eos else None,
     )
@@ -71,7 +79,7 @@ def _whole(name: str, value: Any, *, least: int, most: int | None = None) -> int
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
     number = real_number(value)
     if number is None or not low <= number <= high or (open_low and number == low):
-        limit = "of at least 0" if high == math.inf else f"from {low:g} to {high:g}"
+        limit = f"from {low:g} to {high:g}" if high < math.inf else "above 0" if open_low else "of at least 0"
         raise RequestError(f"{name} is a number {limit}, not {value!r}")
     return number
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from interp_core.backend import Backend, LensBackend, make_backend
+from interp_core.backend import Backend, BatchBackend, LensBackend, make_backend
 from interp_core.errors import BackendUnavailable, InterpError, RequestError
 
 if TYPE_CHECKING:
@@ -99,6 +99,17 @@ class Session:
             run = backend.generate(request)
         return run if self.concurrent else LockedRun(run, self._lock)
 
+    def generate_together(self, requests: Sequence[ForwardRequest]) -> list[Mapping[int, GenerationRun]]:
+        """Begin requests with sampling, in the batches that the backend makes of them; see :class:`BatchBackend`."""
+        with self._turn() as backend:
+            if self.concurrent:
+                return [_at_once(backend, requests)]
+            if isinstance(backend, BatchBackend):
+                batches = backend.generate_together(requests)
+            else:
+                batches = [{i: backend.generate(request)} for i, request in enumerate(requests)]
+        return [{i: LockedRun(run, self._lock) for i, run in batch.items()} for batch in batches]
+
     def unembed(self, rows: Any, *, raw: bool) -> Tensor:
         """Logits of residual rows."""
         with self._turn() as backend:
@@ -158,6 +169,19 @@ class Session:
             raise BackendUnavailable(
                 f"backend {spec.name!r} (of {spec.owner}) is installed, but what it needs is missing: {error}"
             ) from error
+
+
+def _at_once(backend: Backend, requests: Sequence[ForwardRequest]) -> Mapping[int, GenerationRun]:
+    """All of them begun, or none."""
+    runs: dict[int, GenerationRun] = {}
+    try:
+        for i, request in enumerate(requests):
+            runs[i] = backend.generate(request)
+    except BaseException:
+        for run in runs.values():
+            run.close()
+        raise
+    return runs
 
 
 @define(eq=False)

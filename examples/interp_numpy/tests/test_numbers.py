@@ -125,6 +125,13 @@ def test_sampling_draws_what_the_logits_say(llama: Path) -> None:
             assert len(tokens) > 1 or len(allowed[name]) == 1
 
 
+def test_a_repetition_penalty_is_eagers(llama: Path) -> None:
+    with both(llama) as (ours, theirs):
+        asked = {"max_tokens": 8, "ignore_eos": True}
+        mine, reference = (m.generate(PROMPT, **asked, repetition_penalty=1.8).token_ids for m in (ours, theirs))
+        assert mine == reference != ours.generate(PROMPT, **asked).token_ids
+
+
 class TestRealModel:
     """The same on SmolLM2-135M-Instruct."""
 

@@ -30,6 +30,7 @@ class NumpyRun:
     _rows: Rows = field(init=False)
     _past: Past = field(factory=dict, init=False)
     _next: tuple[int, ...] = field(init=False)
+    _seen: list[int] = field(init=False)
     _new: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False)
     _draw: Callable[[], float] = field(init=False)
@@ -37,6 +38,7 @@ class NumpyRun:
     def __attrs_post_init__(self) -> None:
         self._rows = Rows(self.profile, self.request)
         self._next = self.request.token_ids
+        self._seen = list(self.request.token_ids)
         seed = self.sampling.seed
         self._draw = np.random.random if seed is None else np.random.default_rng(seed).random
 
@@ -50,7 +52,8 @@ class NumpyRun:
         x = decoder.blocks(self._next, self._past, self._rows, self.profile.facts.n_layers)
         rows = decoder.normed(x, self._rows, logits="lm_head" in self._rows.names)
         logits = decoder.unembed(rows[-1:])[0]
-        token = self._choose(logits)
+        token = self._choose(_penalised(logits, self._seen, self.sampling.repetition_penalty))
+        self._seen.append(token)
         self._next, self._new = (token,), self._new + 1
         if token in self.ends:
             self.finish_reason = "stop"
@@ -77,6 +80,15 @@ class NumpyRun:
         # The last one also where rounding leaves the sum a little below 1.
         place = int(np.searchsorted(np.cumsum(probs), self._draw(), side="right"))
         return int(order[min(place, len(order) - 1)])
+
+
+def _penalised(logits: Array, seen: list[int], penalty: float) -> Array:
+    """Logits with those of tokens that were seen made smaller, where the penalty is above 1."""
+    if penalty == 1.0:
+        return logits
+    out, ids = logits.copy(), np.unique(seen)
+    out[ids] = np.where(out[ids] > 0, out[ids] / penalty, out[ids] * penalty)
+    return out
 
 
 def _restricted(logits: Array, sampling: Sampling) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,17 @@ from interp_core.errors import AddressError, BackendUnavailable, InterpError, Re
 from interp_core.expressions import Binding
 from interp_core.layout import Layout
 from interp_core.profile import ModelProfile
-from interp_core.requests import ForwardRequest, ForwardResult
+from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
 from interp_core.trunk import trunk_of
 from interp_eager.attention import Watched, watched
+from interp_eager.batching import forwards, generation_refusal, generations, padding_refusal
 from interp_eager.collect import Chunk, Collector
-from interp_eager.generation import EagerRun
+from interp_eager.generation import EagerRun, together
 from interp_eager.program import Program, compile_program
 from interp_eager.taps import Taps, installed
 from interp_eager.weights import load_weights
 
 __all__ = ["EagerBackend"]
-
-_MAX_BATCH_TOKENS: Final = 16384
-"""Tokens of one padded forward; longer lists of prompts run as several."""
 
 
 class EagerBackend:
@@ -42,6 +40,8 @@ class EagerBackend:
         self._given = model
         self.layout: Layout = Layout({})
         self.end_tokens: frozenset[int] = frozenset()
+        self.takes_positions = False
+        self._unequal: str | None = None
         self._keeps_logits = False
 
     @property
@@ -56,7 +56,8 @@ class EagerBackend:
             model = load_weights(self.profile, self.options) if self._given is None else self._given
         if self.profile.facts.structure_known:
             self.layout = self.trunk.layout(model, self.profile.facts)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._keeps_logits, self.takes_positions = "logits_to_keep" in taken, "position_ids" in taken
         stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         self.end_tokens = end_tokens(self.profile.model_id, stated, self.profile.facts.eos_token_ids)
         self.model = model
@@ -68,15 +69,20 @@ class EagerBackend:
             torch.cuda.empty_cache()
 
     def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
-        """One forward per batch of requests, padded on the right."""
+        """One forward per batch of requests, padded on the right where prompts are of unequal length."""
         results: list[ForwardResult] = []
-        for batch in _batches(requests):
+        for batch in forwards(requests, unequal=not padding_refusal(self.model)):
             results.extend(self._forward(batch))
         return results
 
     def generate(self, request: ForwardRequest) -> EagerRun:
         """Begin a generation."""
-        return EagerRun(self, request)
+        return together(self, [request])[0]
+
+    def generate_together(self, requests: Sequence[ForwardRequest]) -> list[Mapping[int, GenerationRun]]:
+        """Begin generations in batches, of unequal prompts where the trunk's cache allows for it."""
+        found = generations(requests, unequal=not self.unequal_refusal, longest=self.profile.facts.max_positions)
+        return [dict(zip(group, together(self, [requests[i] for i in group]), strict=True)) for group in found]
 
     def unembed(self, rows: Any, *, raw: bool) -> Tensor:
         """Logits of residual rows through the final norm, the head's own layers and the unembedding."""
@@ -99,8 +105,8 @@ class EagerBackend:
                 logits = self._finished(logits)
             return logits.to(rows.device)
 
-    def new_cache(self) -> Any:
-        """An empty key/value cache of the model's own kind.
+    def new_cache(self, *, windows: bool = True) -> Any:
+        """An empty key/value cache of the model's own kind; without ``windows``, one that keeps every column.
 
         Raises:
             RequestError: the model keeps none: one that is given would be passed over, and each token read alone.
@@ -115,30 +121,44 @@ class EagerBackend:
             )
         # Of a decoder that is half of an encoder-decoder, transformers counts the layers of the other half.
         stated = getattr(config.get_text_config(decoder=True), "num_hidden_layers", facts.n_layers)
-        return DynamicCache(config=config) if stated == facts.n_layers else DynamicCache()
+        return DynamicCache(config=config) if windows and stated == facts.n_layers else DynamicCache()
 
-    def step(
-        self, request: ForwardRequest, ids: tuple[int, ...], cache: Any, chunk: Chunk, collector: Collector
-    ) -> Tensor:
-        """One incremental forward; float32 logits ``[vocab]`` after the last token."""
+    @property
+    def unequal_refusal(self) -> str:
+        """Why prompts of unequal length do not generate in one batch; empty where they do."""
+        if self._unequal is None:
+            self._unequal = generation_refusal(self.model, self.profile.facts, self.new_cache())
+        return self._unequal
+
+    def require_model(self) -> None:
+        """Refuse work after the end.
+
+        Raises:
+            BackendUnavailable: the model was shut down.
+        """
         if self.model is None:
             raise BackendUnavailable("this model was shut down while a generation was running; load it again")
-        program = self._program([request])
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([ids], device=self.device), "past_key_values": cache}
-        if self._keeps_logits and not any(r.address.name == "lm_head" for r in request.reads):
-            inputs["logits_to_keep"] = 1
+
+    def step(self, program: Program, inputs: dict[str, Any], cache: Any, chunk: Chunk, collector: Collector) -> Tensor:
+        """One incremental forward; float32 logits ``[batch, vocab]`` after each row's last token."""
+        last = [length - 1 for length in chunk.lengths]
+        kept = sorted(set(last))
+        if self._keeps_logits and not program.at_head:
+            # A number keeps the last columns, and a tensor those that it names.
+            inputs["logits_to_keep"] = 1 if len(kept) == 1 else torch.tensor(kept, device=self.device)
+            last = [kept.index(column) for column in last]
         with _ordinary(grad=False), _told(), self._tapped(program, chunk, collector, stop=False):
-            logits: Tensor = self.model(**inputs, use_cache=True).logits
-        return logits[0, -1].float()
+            logits: Tensor = self.model(**inputs, past_key_values=cache, use_cache=True).logits
+            return logits[range(len(last)), last].float()
 
     def _forward(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
         lengths = [len(r.token_ids) for r in requests]
         chunk = Chunk([0] * len(lengths), lengths, lengths)
-        program, collector = self._program(requests), Collector()
+        program, collector = self.compiled(requests), Collector()
         grad = not all(r.detach for r in requests)
         stop = not program.past_blocks
-        inputs = self._padded(requests)
-        if self._keeps_logits and not any(r.address.name == "lm_head" for q in requests for r in q.reads):
+        inputs = self.padded([request.token_ids for request in requests])
+        if self._keeps_logits and not program.at_head:
             inputs["logits_to_keep"] = 1
         with _ordinary(grad=grad), _told(), self._tapped(program, chunk, collector, stop=stop):
             self.model(**inputs, use_cache=False)
@@ -158,7 +178,8 @@ class EagerBackend:
         with watched(watched_layers, chunk, collector), installed(taps, stop=stop):
             yield
 
-    def _program(self, requests: Sequence[ForwardRequest]) -> Program:
+    def compiled(self, requests: Sequence[ForwardRequest]) -> Program:
+        """The work at the model's sites that requests, one per row of a batch, ask for."""
         for request in requests:
             for address in (*(r.address for r in request.reads), *(w.address for w in request.writes)):
                 self._add_path(address)
@@ -177,8 +198,8 @@ class EagerBackend:
     def _bind(self, address: Address) -> Binding:
         return self.trunk.bind(address, self.profile.facts, self.layout)
 
-    def _padded(self, requests: Sequence[ForwardRequest]) -> dict[str, Any]:
-        rows = [r.token_ids for r in requests]
+    def padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Prompts as the model takes them, padded on the right, with a mask where there is padding."""
         width = max(map(len, rows))
         ids = torch.zeros(len(rows), width, dtype=torch.long)
         for i, row in enumerate(rows):
@@ -229,17 +250,3 @@ def _told() -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RequestError(f"transformers' forward of this model failed: {reason}") from error
-
-
-def _batches(requests: Sequence[ForwardRequest]) -> list[list[ForwardRequest]]:
-    """Consecutive requests whose padded size stays within the limit."""
-    batches: list[list[ForwardRequest]] = []
-    longest = 0
-    for request in requests:
-        longest = max(longest, len(request.token_ids))
-        if batches and longest * (len(batches[-1]) + 1) <= _MAX_BATCH_TOKENS:
-            batches[-1].append(request)
-        else:
-            batches.append([request])
-            longest = len(request.token_ids)
-    return batches

@@ -85,21 +85,26 @@ class Collector:
             made = 0 if compress_rate is None else (start + queries) // compress_rate
             own = 0 if compress_rate is None else (start + length) // compress_rate
             keys = columns - made
-            # A sliding cache holds only the last keys; they end where this chunk ends.
+            # Keys end where this chunk ends. A sliding cache holds only the last of them; what stands in front of a
+            # shorter prompt's first token, in a batch, is padding.
             first_key = max(0, start + queries - keys)
+            padding = max(0, keys - start - queries)
             rows = value[want.row, ..., :length, :]
             if want.positions is not None:
                 rows = rows[..., list(want.positions), :]
-            tokens = rows[..., : min(keys, start + length - first_key)]
+            tokens = rows[..., padding : min(keys, padding + start + length - first_key)]
             block = Block(first_key, _kept(tokens, want), _kept(rows[..., keys : keys + own], want))
             self._blocks.setdefault((want.row, address), []).append(block)
 
-    def rows(self, row: int, address: Address, masked: float | None = None) -> Tensor:
-        """All rows of a request in token order; for attention matrices ``masked`` fills what was never computed."""
+    def rows(self, row: int, address: Address, masked: float | None = None, *, forwards: int | None = None) -> Tensor:
+        """All rows of a request in token order; for attention matrices ``masked`` fills what was never computed.
+
+        ``forwards`` is how many of them count, from the first; ``None`` for all.
+        """
         if (row, address) in self._rows:
-            parts = self._rows[row, address]
+            parts = self._rows[row, address][:forwards]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-        return _joined(self._blocks[row, address], 0.0 if masked is None else masked)
+        return _joined(self._blocks[row, address][:forwards], 0.0 if masked is None else masked)
 
     def has(self, row: int, address: Address) -> bool:
         """Whether anything was read for a request and address."""

@@ -1,121 +1,225 @@
-"""Generation with a key/value cache, one token per forward, reading and writing in each."""
+"""Generation with a key/value cache: one forward per token for a whole batch, reading and writing in each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 
 from interp_core.errors import RequestError
-from interp_core.requests import ForwardRequest, ForwardResult, Sampling, Step, TokenLogprob
+from interp_core.requests import ForwardRequest, ForwardResult, Sampling, Step
+from interp_eager.batching import aligned
 from interp_eager.collect import Chunk, Collector
+from interp_eager.sampling import chosen, most_likely
 
 if TYPE_CHECKING:
     from interp_eager.backend import EagerBackend
+    from interp_eager.program import Program
 
-__all__ = ["EagerRun"]
+__all__ = ["Batch", "EagerRun", "together"]
+
+
+@define(eq=False)
+class Row:
+    """One request of a batch, as far as it has come.
+
+    Attributes:
+        request: the request.
+        sampling: how its tokens are chosen.
+        tokens: prompt and completion so far.
+        waiting: steps that nobody has asked for yet; ``None`` for logits that were no numbers.
+        reason: why it ended; ``None`` while it goes on.
+        broken: whether its logits were no numbers, which ends it too.
+        closed: whether nobody will ask for more.
+    """
+
+    request: ForwardRequest
+    sampling: Sampling
+    tokens: list[int]
+    waiting: deque[Step | None] = field(factory=deque)
+    reason: str | None = None
+    broken: bool = False
+    closed: bool = False
+    _generator: torch.Generator | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether it gets more tokens."""
+        return self.reason is None and not (self.broken or self.closed)
+
+    def take(self, logits: Tensor, best: int, finite: bool, ends: frozenset[int]) -> None:
+        """One more token from its ``[vocab]`` logits, whose largest is that of ``best``."""
+        if not finite:
+            self.broken = True
+            self.waiting.append(None)
+            return
+        token = best if self._greedy else chosen(logits, self.sampling, self.tokens, self._seeded(logits))
+        self.tokens.append(token)
+        if token in (ends if self.sampling.stop_token_ids is None else self.sampling.stop_token_ids):
+            self.reason = "stop"
+        elif len(self.tokens) - len(self.request.token_ids) >= self.sampling.max_tokens:
+            self.reason = "length"
+        kept = logits.to("cpu", copy=True) if self.request.want_logits else None
+        self.waiting.append(Step(token_id=token, logits=kept, logprobs=most_likely(logits, self.request.n_logprobs)))
+
+    @property
+    def _greedy(self) -> bool:
+        return self.sampling.temperature == 0.0 and self.sampling.repetition_penalty == 1.0
+
+    def _seeded(self, logits: Tensor) -> torch.Generator | None:
+        if self._generator is None and self.sampling.seed is not None:
+            self._generator = torch.Generator(logits.device).manual_seed(self.sampling.seed)
+        return self._generator
+
+
+@define(eq=False)
+class Batch:
+    """Requests that generate together. Hooks are on the model only while a step runs.
+
+    A row that has ended stays, and is neither read nor written any more: so the numbers of the others do not depend
+    on when it ends, to the last bit.
+    """
+
+    backend: EagerBackend
+    rows: list[Row]
+    collector: Collector = field(factory=Collector)
+    failed: bool = False
+    _cache: Any = None
+    _mask: Tensor | None = None
+    _done: list[int] = field(factory=list)
+    _program: Program | None = None
+    _programmed: tuple[bool, ...] = ()
+    _running: bool = False
+
+    def step(self) -> None:
+        """One forward, and one more token for every row that has not ended.
+
+        Raises:
+            BackendUnavailable: the model was shut down.
+            RequestError: the forward failed, now or before.
+        """
+        self.backend.require_model()
+        if self.failed:
+            raise RequestError("an earlier step of this generation failed, and its cache is in no known state")
+        self._running, self.failed = True, True
+        try:
+            logits = self._next() if self._done else self._first()
+            best, finite = logits.argmax(-1).tolist(), logits.amax(-1).isfinite().tolist()
+            for i, row in enumerate(self.rows):
+                if row.live:
+                    row.take(logits[i], best[i], finite[i], self.backend.end_tokens)
+            self.failed = False
+        finally:
+            self._running = False
+            self.free()
+
+    def free(self) -> None:
+        """Let go of the cache once no row goes on; a step that runs in another thread does so at its end."""
+        if not self._running and (self.failed or not any(row.live for row in self.rows)):
+            self._cache = self._program = self._mask = None
+
+    def _first(self) -> Tensor:
+        """All prompts; logits ``[rows, vocab]`` after the last token of each."""
+        prompts = [row.request.token_ids for row in self.rows]
+        lengths = [len(prompt) for prompt in prompts]
+        unequal = min(lengths) < max(lengths)
+        inputs = self.backend.padded(prompts)
+        cache = self.backend.new_cache(windows=not unequal)
+        chunk = Chunk([0] * len(lengths), lengths, lengths)
+        logits = self.backend.step(self._compiled(), inputs, cache, chunk, self.collector)
+        if unequal:
+            cache = aligned(cache, lengths, self.backend.new_cache())
+            # The right padding of the prompts, turned round.
+            self._mask = inputs["attention_mask"].flip(1)
+        self._cache, self._done = cache, lengths
+        return logits
+
+    def _next(self) -> Tensor:
+        """The last token of each row."""
+        device = self.backend.device
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([row.tokens[-1:] for row in self.rows], device=device)}
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
+            inputs["attention_mask"] = self._mask
+            if self.backend.takes_positions:
+                inputs["position_ids"] = torch.tensor(self._done, device=device)[:, None]
+        chunk = Chunk(self._done, [1] * len(self.rows), [len(row.request.token_ids) for row in self.rows])
+        logits = self.backend.step(self._compiled(), inputs, self._cache, chunk, self.collector)
+        self._done = [done + row.live for done, row in zip(self._done, self.rows, strict=True)]
+        return logits
+
+    def _compiled(self) -> Program:
+        """The work at the model's sites, for the rows that go on."""
+        live = tuple(row.live for row in self.rows)
+        if self._program is None or self._programmed != live:
+            requests = [row.request if row.live else evolve(row.request, reads=(), writes=()) for row in self.rows]
+            self._program, self._programmed = self.backend.compiled(requests), live
+        return self._program
 
 
 @define(eq=False)
 class EagerRun:
-    """One generation. Hooks are on the model only while a step runs."""
+    """One generation of a batch. Asking it for a step makes one for each of the batch."""
 
-    backend: EagerBackend
-    request: ForwardRequest
-    finish_reason: str | None = None
-    _sampling: Sampling = field(init=False)
-    _collector: Collector = field(factory=Collector, init=False)
-    _cache: Any = field(default=None, init=False)
-    _next: tuple[int, ...] = field(init=False)
-    _done: int = field(default=0, init=False)
-    _new: int = field(default=0, init=False)
-    _closed: bool = field(default=False, init=False)
-    _generator: torch.Generator | None = field(default=None, init=False)
+    batch: Batch
+    index: int
+    _given: int = field(default=0, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        if self.request.sampling is None:
-            raise ValueError("a generation needs sampling")
-        self._sampling = self.request.sampling
-        self._next = self.request.token_ids
-        if self._sampling.seed is not None:
-            self._generator = torch.Generator(self.backend.device).manual_seed(self._sampling.seed)
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, once its last step was given."""
+        return None if self._row.waiting else self._row.reason
+
+    @property
+    def _row(self) -> Row:
+        return self.batch.rows[self.index]
 
     def __iter__(self) -> Iterator[Step]:
         return self
 
     def __next__(self) -> Step:
-        if self._closed or self.finish_reason is not None:
+        row = self._row
+        if row.closed or not (row.waiting or row.live):
             raise StopIteration
-        if self._cache is None and self.backend.model is not None:
-            self._cache = self.backend.new_cache()
-        chunk = Chunk((self._done,), (len(self._next),), (len(self.request.token_ids),))
-        logits = self.backend.step(self.request, self._next, self._cache, chunk, self._collector)
-        self._done += len(self._next)
-        token = self._choose(logits)
-        self._next = (token,)
-        self._new += 1
-        self._finish(token)
-        return Step(
-            token_id=token,
-            logits=logits.cpu() if self.request.want_logits else None,
-            logprobs=_top(logits, self.request.n_logprobs),
-        )
-
-    def result(self) -> ForwardResult:
-        """Rows of every position that went through the forward."""
-        masked = float("-inf")
-        rows = {
-            read.address: self._collector.rows(0, read.address, masked if read.address.name == "attn_scores" else 0.0)
-            for read in self.request.reads
-            if self._collector.has(0, read.address)
-        }
-        return ForwardResult(rows=rows)
-
-    def close(self) -> None:
-        """Free the cache."""
-        self._closed = True
-        self._cache = None
-
-    def _finish(self, token: int) -> None:
-        ends = self._sampling.stop_token_ids
-        if token in (self.backend.end_tokens if ends is None else ends):
-            self.finish_reason = "stop"
-        elif self._new >= self._sampling.max_tokens:
-            self.finish_reason = "length"
-
-    def _choose(self, logits: Tensor) -> int:
-        if not bool(logits.max().isfinite()):
+        if not row.waiting:
+            self.batch.step()
+        step = row.waiting.popleft()
+        if step is None:
             raise RequestError(
                 "the forward gave logits that are no numbers (NaN or infinite): an operation is too strong for the "
                 "model's dtype, or its weights are broken"
             )
-        if self._sampling.temperature == 0.0:
-            return int(logits.argmax())
-        scores = _restricted(logits[None], self._sampling)
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+        self._given += 1
+        return step
+
+    def result(self) -> ForwardResult:
+        """Rows of every position that went through the forward for the steps given so far."""
+        collector, masked = self.batch.collector, float("-inf")
+        rows = {
+            address: collector.rows(
+                self.index, address, masked if address.name == "attn_scores" else 0.0, forwards=self._given
+            )
+            for address in (read.address for read in self._row.request.reads)
+            if collector.has(self.index, address)
+        }
+        return ForwardResult(rows=rows)
+
+    def close(self) -> None:
+        """End it; the cache is freed with the last of the batch."""
+        self._row.closed = True
+        self.batch.free()
 
 
-def _restricted(scores: Tensor, sampling: Sampling) -> Tensor:
-    """Scores ``[1, vocab]`` after transformers' own warpers, in the order that it applies them."""
-    from transformers.generation import logits_process as warpers
-
-    chain = [warpers.TemperatureLogitsWarper(sampling.temperature)]
-    if sampling.top_k is not None:
-        chain.append(warpers.TopKLogitsWarper(min(sampling.top_k, scores.shape[-1])))
-    if sampling.top_p is not None and sampling.top_p < 1.0:
-        chain.append(warpers.TopPLogitsWarper(sampling.top_p))
-    if sampling.min_p is not None:
-        chain.append(warpers.MinPLogitsWarper(sampling.min_p))
-    for warper in chain:
-        scores = warper(None, scores)
-    return scores
-
-
-def _top(logits: Tensor, count: int) -> tuple[TokenLogprob, ...]:
-    if not count:
-        return ()
-    best = logits.log_softmax(-1).topk(count)
-    return tuple(TokenLogprob(int(i), float(p)) for i, p in zip(best.indices, best.values, strict=True))
+def together(backend: EagerBackend, requests: Sequence[ForwardRequest]) -> list[EagerRun]:
+    """Begin requests as one batch; nothing runs yet."""
+    rows = []
+    for request in requests:
+        if request.sampling is None:
+            raise ValueError("a generation needs sampling")
+        rows.append(Row(request, request.sampling, list(request.token_ids)))
+    batch = Batch(backend, rows)
+    return [EagerRun(batch, i) for i in range(len(rows))]

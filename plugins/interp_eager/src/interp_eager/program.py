@@ -82,6 +82,12 @@ class Program:
     last_layer: int = -1
     past_blocks: bool = False
 
+    @property
+    def at_head(self) -> bool:
+        """Whether there is work at the unembedding, which then has to see every position."""
+        head = self.layout.trunk.get("lm_head")
+        return any(site.module is head for site in self.sites.values())
+
     def site(self, leaf: Read, layer: int | None) -> Site:
         """The site of a leaf, made if it is new."""
         module = self.layout.module(leaf.role, None if leaf.role in self.layout.trunk else layer)

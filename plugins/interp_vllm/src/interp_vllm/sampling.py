@@ -32,6 +32,7 @@ def sampling_params(request: ForwardRequest, end_tokens: frozenset[int], *, whol
         top_k=sampling.top_k or 0,
         top_p=1.0 if sampling.top_p is None else sampling.top_p,
         min_p=sampling.min_p or 0.0,
+        repetition_penalty=sampling.repetition_penalty,
         seed=sampling.seed,
         stop_token_ids=sorted(ends),
         # The model's own end tokens are in the list above, where this process decides over them.

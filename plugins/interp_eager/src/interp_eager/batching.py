@@ -1,0 +1,128 @@
+"""Which requests generate together, and the key/value cache of prompts of unequal length.
+
+Prompts are padded on the right for their own forward, which is exact in every family. From then on each step is one
+column of real tokens, and the cache is moved so that all prompts end in its last column: windows and distances,
+which modelling code counts in columns, are then right for every row. That takes a cache whose columns are tokens. A
+trunk that carries a state from token to token (state spaces, convolutions, compressed keys) has none to move, so
+there only prompts of one length go together.
+
+Where rotary frequencies depend on the longest row of a batch, even a forward takes prompts of one length only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
+
+from torch import Tensor
+
+from interp_core.facts import ModelFacts
+from interp_core.requests import ForwardRequest
+
+__all__ = ["aligned", "forwards", "generations", "generation_refusal", "padding_refusal"]
+
+_MAX_TOKENS: Final = 16384
+"""Tokens of one padded forward, or columns of one batch's cache; longer lists of prompts run as several."""
+
+_WITHOUT_IDS: Final = ("alibi", "none")
+"""Kinds of positions that need no ``position_ids``: they follow the mask, or there are none."""
+
+
+def padding_refusal(model: Any) -> str:
+    """Why prompts of unequal length cannot share a forward of this model; empty if they can."""
+    parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    per_kind = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+    if any(found.get("rope_type") == "longrope" for found in per_kind):
+        return "its rotary frequencies depend on the longest prompt of a batch (longrope)"
+    return ""
+
+
+def generation_refusal(model: Any, facts: ModelFacts, cache: Any) -> str:
+    """Why prompts of unequal length cannot share a key/value cache of this model; empty if they can.
+
+    Args:
+        model: the transformers model.
+        facts: what its configuration says.
+        cache: an empty cache of its own kind.
+    """
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    if not facts.structure_known:
+        return "the family's block structure is not known"
+    if any(not layer.softmax or layer.compress_rate is not None for layer in facts.layers):
+        return "not every layer is softmax attention over the tokens"
+    kinds = {type(layer) for layer in cache.layers}
+    if odd := sorted(kind.__name__ for kind in kinds - {DynamicLayer, DynamicSlidingWindowLayer}):
+        return f"its cache has layers of another kind ({', '.join(odd)})"
+    if facts.positions not in _WITHOUT_IDS and "position_ids" not in inspect.signature(model.forward).parameters:
+        return "its forward takes no positions"
+    return padding_refusal(model)
+
+
+def forwards(requests: Sequence[ForwardRequest], *, unequal: bool) -> list[list[ForwardRequest]]:
+    """Consecutive requests whose padded size stays within the limit; of one length unless ``unequal``."""
+    batches: list[list[ForwardRequest]] = []
+    longest = 0
+    for request in requests:
+        length = len(request.token_ids)
+        same = unequal or length == longest
+        longest = max(longest, length)
+        if batches and same and longest * (len(batches[-1]) + 1) <= _MAX_TOKENS:
+            batches[-1].append(request)
+        else:
+            batches.append([request])
+            longest = length
+    return batches
+
+
+def generations(requests: Sequence[ForwardRequest], *, unequal: bool, longest: int | None) -> list[list[int]]:
+    """Numbers of the requests that generate together, prompts of like length side by side.
+
+    Args:
+        requests: requests with sampling.
+        unequal: whether prompts of unequal length may go together.
+        longest: the longest sequence that the model takes, or ``None``.
+    """
+    found: list[list[int]] = []
+    room = 0
+    for i in sorted(range(len(requests)), key=lambda i: len(requests[i].token_ids)):
+        length, new = len(requests[i].token_ids), _new(requests[i])
+        if found:
+            room = max(room, new)
+            fits = (len(found[-1]) + 1) * (length + room) <= _MAX_TOKENS
+            fits = fits and (longest is None or length + room <= longest)
+            if fits and (unequal or len(requests[found[-1][0]].token_ids) == length):
+                found[-1].append(i)
+                continue
+        found.append([i])
+        room = new
+    return found
+
+
+def aligned(prefilled: Any, lengths: Sequence[int], cache: Any) -> Any:
+    """``cache``, filled with what ``prefilled`` holds of prompts that were padded on the right, padded on the left.
+
+    Args:
+        prefilled: a cache with one column per token, padding behind each prompt.
+        lengths: tokens of each prompt.
+        cache: an empty cache of the model's own kind; layers with a window keep only what they need.
+    """
+    for index, layer in enumerate(prefilled.layers):
+        cache.update(_moved(layer.keys, lengths), _moved(layer.values, lengths), index)
+    return cache
+
+
+def _moved(columns: Tensor, lengths: Sequence[int]) -> Tensor:
+    """``[batch, heads, column, width]`` with each row's own columns last, and zeros in front.
+
+    Masked columns have no weight; but no weight times infinity, which padding may hold, would not be nothing.
+    """
+    out = columns.new_zeros(columns.shape)
+    for row, length in enumerate(lengths):
+        out[row, :, columns.shape[2] - length :] = columns[row, :, :length]
+    return out
+
+
+def _new(request: ForwardRequest) -> int:
+    return 0 if request.sampling is None else request.sampling.max_tokens
