@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from interp_core.address import Address
 from interp_core.expressions import Binding, Expression, Read, Scale, Slice, Sum
 from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.routing import Routing
 
 if TYPE_CHECKING:
     from interp_core.layout import Layout
@@ -36,6 +37,10 @@ def bind(address: Address, facts: ModelFacts, layout: Layout) -> Binding:
     layer = facts.layers[address.layer]
     if address.name in ("mlp_pre", "mlp_pre_linear"):
         return Binding(_branch(address.name, layer, facts, layout))
+    if address.name in ("router_logits", "expert_weights", "expert_indices"):
+        return Binding(_routed(address.name, facts.routing))
+    if address.name == "attn_gate":
+        return Binding(_gate(layer, facts))
     if address.name == "value":
         return Binding(_value(layer, facts, layout))
     if address.name == "resid_mid":
@@ -107,6 +112,22 @@ def _value(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Expression:
         return Slice(Read("attn.qkv_thirds"), (4, 3, heads * width // 4), (slice(None), 1))
     skipped = heads * layer.head_dim + kv_heads * layer.head_dim
     return Slice(Read("attn.qkv_thirds"), (skipped + kv_heads * width,), (slice(skipped, None),))
+
+
+def _routed(name: str, routing: Routing) -> Expression:
+    if name == "router_logits":
+        return Read("mlp.router_logits") if routing.logits_module else Read("mlp.router", slot=routing.logits_slot)
+    if name == "expert_indices":
+        return Read("mlp.experts", "input", slot=routing.indices_slot)
+    weights = Read("mlp.experts", "input", slot=routing.weights_slot)
+    return weights if routing.factor == 1.0 else Scale(weights, routing.factor)
+
+
+def _gate(layer: LayerFacts, facts: ModelFacts) -> Expression:
+    if facts.attn_gate == "packed":
+        # Per head: its query, then its gate.
+        return Slice(Read("attn.q_proj"), (layer.n_heads, 2, layer.head_dim), (slice(None), 1))
+    return Read("attn.gate_proj")
 
 
 def _branch(name: str, layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Expression:

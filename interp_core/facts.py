@@ -14,6 +14,7 @@ import attrs
 from attrs import field, frozen
 
 from interp_core.converters import as_tuple
+from interp_core.routing import Routing
 
 __all__ = ["LayerFacts", "ModelFacts"]
 
@@ -121,7 +122,9 @@ class ModelFacts:
         attn_difference: whether ``z`` is a difference between what the two halves of the heads sum up, normalised.
         attn_softcap, final_softcap: caps, or ``None``.
         sinks: attention has sink logits in the softmax's denominator.
-        attn_gate: ``""``, ``packed`` (in the query projection) or ``separate``.
+        attn_gate: ``""``, ``packed`` (in the query projection), ``separate``, or ``per_head`` (one number per head).
+        attn_gate_activation: what is applied to the gate before it multiplies: ``sigmoid`` or ``softplus``.
+        routing: how mixtures of experts choose and mix.
         float16_overflows: activations of the family's published checkpoints pass the largest float16 number.
         unknown_attention: keys of the configuration that name an attention feature, and that neither the
             configuration's class nor this package knows.
@@ -189,6 +192,8 @@ class ModelFacts:
     final_softcap: float | None = None
     sinks: bool = False
     attn_gate: str = ""
+    attn_gate_activation: str = "sigmoid"
+    routing: Routing = field(factory=Routing)
     float16_overflows: bool = False
     unknown_attention: tuple[str, ...] = ()
     latent_attention: bool = False

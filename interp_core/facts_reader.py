@@ -15,6 +15,7 @@ from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.facts_config import ConfigView, Dimensions, read_dimensions, trunk_of
 from interp_core.facts_layers import read_layers
 from interp_core.families import BARE_HEADS, FAMILIES, SCALED_HEADS, UNKNOWN_FAMILY, FamilyFacts
+from interp_core.routing import read_routing
 
 __all__ = ["read_facts"]
 
@@ -82,6 +83,7 @@ def read_facts(config: Any) -> ModelFacts:
         vocab_size=size.vocab_size,
         layers=layers,
         n_streams=n_streams,
+        routing=read_routing(model_type, view),
         unknown_attention=_unknown_attention(trunk),
         tied_embeddings=known.ties and _tied(whole, view),
         dtype=_dtype(whole, view),
@@ -174,7 +176,8 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "positions": positions,
         "max_positions": _max_positions(view, family, positions),
         "sinks": family.sinks,
-        "attn_gate": family.attn_gate,
+        "attn_gate": _gate(view, family),
+        "attn_gate_activation": family.attn_gate_activation,
         "float16_overflows": family.float16_overflows,
         "latent_attention": bool(view.integer("kv_lora_rank")),
         "roles": dict(family.roles),
@@ -185,6 +188,11 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
 def _switched(view: ConfigView, key: str) -> bool:
     """Whether what a row states is switched on: always, where no key does that."""
     return not key or view.flag(key)
+
+
+def _gate(view: ConfigView, family: FamilyFacts) -> str:
+    per_head = family.attn_gate_key and view.get(family.attn_gate_key) in family.attn_gate_per_head
+    return "per_head" if per_head else family.attn_gate
 
 
 def _positions(view: ConfigView, family: FamilyFacts) -> str:

@@ -64,7 +64,10 @@ class FamilyFacts:
         key_budget_key: configuration key of the number of keys that a query chooses among those that it may see.
         attn_difference: as in ``ModelFacts``.
         sinks: attention has sink logits.
-        attn_gate: ``""``, ``packed`` or ``separate``.
+        attn_gate: ``""``, ``packed``, ``separate`` or ``per_head``, as in ``ModelFacts``.
+        attn_gate_key: configuration key that chooses between a gate per element and one number per head.
+        attn_gate_per_head: its values that mean the latter.
+        attn_gate_activation: as in ``ModelFacts``.
         float16_overflows: activations of its published checkpoints pass the largest float16 number.
         roles: as in ``ModelFacts``.
         absent: points that the code has not, each with the mechanical reason.
@@ -121,6 +124,9 @@ class FamilyFacts:
     attn_difference: bool = False
     sinks: bool = False
     attn_gate: str = ""
+    attn_gate_key: str = ""
+    attn_gate_per_head: tuple[Any, ...] = ()
+    attn_gate_activation: str = "sigmoid"
     float16_overflows: bool = False
     roles: Mapping[str, str] = field(factory=dict)
     absent: Mapping[str, str] = field(factory=dict)

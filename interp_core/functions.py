@@ -63,7 +63,8 @@ def run_with_cache(
         keep_on_device: leave results on the model's device.
 
     Returns:
-        ``cache["resid_post.3"]`` is ``[batch, pos, *axes]``, a copy, in the model's dtype.
+        ``cache["resid_post.3"]`` is ``[batch, pos, *axes]``, a copy, in the model's dtype; what a router computes
+        is in the dtype that it computes in, and indices are int64.
 
     Raises:
         AddressError: a point does not exist on this model.

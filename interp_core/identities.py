@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from interp_core.checks import Check, Get, difference, misfit
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.identities_attention import attention_identities
+from interp_core.identities_experts import expert_identities
 from interp_core.identities_streams import stream_identities
 from interp_core.identities_sum_norms import sum_norm_identities, unfitted
 
@@ -32,6 +33,7 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
             yield from _sums(layer, get, tolerance)
         yield from _neurons(facts, layer, get, tolerance)
         yield from attention_identities(facts, layer, get, tolerance)
+        yield from expert_identities(facts, layer, get, tolerance)
     if facts.n_streams > 1:
         yield from stream_identities(facts, get, tolerance)
 

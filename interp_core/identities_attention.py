@@ -22,20 +22,38 @@ def attention_identities(facts: ModelFacts, layer: LayerFacts, get: Get, toleran
         yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks)
     if facts.shared_key_value or facts.attn_sub_norm or facts.attn_difference:
         return  # What attention sums up is not yet z: it is rotated, normalised, or one of two terms.
-    value, z = get("value", at), get("z", at)
-    if probs is None or value is None or z is None or facts.attn_gate:
-        return  # Of gates there are several kinds: see variant_identities.
+    value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
+    gated = facts.attn_gate in ("packed", "separate")
+    if probs is None or value is None or z is None or (gated and gate is None):
+        return
+    if gate is not None and not gated:
+        return  # Of gates that no family has there are several kinds: see variant_identities.
     group = layer.n_heads // layer.n_kv_heads
     per_head = value.repeat_interleave(group, dim=1).transpose(0, 1)
     probs = probs.to(value.dtype)
+    summed = (probs @ per_head).transpose(0, 1)
+    how, factor = _gate(facts, gate, summed, z)
     yield Check(
-        identity="attn_probs @ value is z",
+        identity=f"attn_probs @ value{how} is z",
         layer=at,
-        proves=("attn_probs", "value", "z"),
-        error=difference((probs @ per_head).transpose(0, 1), z),
-        control=difference(_wrong_heads(layer, probs, value, per_head).transpose(0, 1), z),
+        proves=("attn_probs", "value", "z", *(("attn_gate",) if gated else ())),
+        error=difference(summed * factor, z),
+        control=difference(_wrong_heads(layer, probs, value, per_head).transpose(0, 1) * factor, z),
         tolerance=tolerance,
     )
+
+
+def _gate(facts: ModelFacts, gate: Tensor | None, summed: Tensor, z: Tensor) -> tuple[str, Tensor | float]:
+    """How the sum over values is gated, in words, and the factor on it (``[query, heads, v_head_dim]``, or less)."""
+    import torch.nn.functional as F
+
+    if facts.attn_gate == "per_head":
+        fitted = (summed * z).sum(-1, keepdim=True) / summed.square().sum(-1, keepdim=True)
+        return ", times one number per head,", fitted
+    if gate is None:
+        return "", 1.0
+    activation = {"sigmoid": F.sigmoid, "softplus": F.softplus}[facts.attn_gate_activation]
+    return f", times the {facts.attn_gate_activation} of attn_gate,", activation(gate)
 
 
 def _wrong_heads(layer: LayerFacts, probs: Tensor, value: Tensor, per_head: Tensor) -> Tensor:

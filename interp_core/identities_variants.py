@@ -18,10 +18,12 @@ __all__ = ["variant_identities"]
 
 
 def variant_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
-    """For each router, gate and collapse the variant that fits best."""
+    """For each router, gate and collapse of which the facts say nothing: the variant that fits best."""
     for layer in facts.layers:
         at = layer.index
-        for found in (_router(get, at, tolerance, facts.routed_scale), _gate(facts, get, at, tolerance)):
+        routers = [] if facts.routing.scores else _router(get, at, tolerance, facts.routed_scale)
+        gates = [] if facts.attn_gate else _gate(get, at, tolerance)
+        for found in (routers, gates):
             if found:
                 yield min(found, key=lambda check: check.error)
         for site, stack in (("attn", "resid_pre"), ("mlp", "resid_mid")):
@@ -70,7 +72,7 @@ def _router(get: Get, layer: int, tolerance: float, scale: float) -> list[Check]
 _GATES: Final = ("sigmoid", "silu")
 
 
-def _gate(facts: ModelFacts, get: Get, layer: int, tolerance: float) -> list[Check]:
+def _gate(get: Get, layer: int, tolerance: float) -> list[Check]:
     """``z`` is what attention sums up, times an activation of the gate."""
     import torch
 

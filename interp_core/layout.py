@@ -44,7 +44,9 @@ _MLP: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 
 _WITHIN_ATTENTION: Final[Mapping[str, tuple[str, ...]]] = {
     "attn.o_proj": ("o_proj", "c_proj", "out_proj", "dense"),
+    "attn.q_proj": ("q_proj",),
     "attn.v_proj": ("v_proj",),
+    "attn.gate_proj": ("gate_proj", "g_proj", "q_gate_proj"),
     "attn.qkv_thirds": ("c_attn", "qkv_proj", "Wqkv"),
     "attn.qkv_per_head": ("query_key_value",),
     "attn.q_norm": ("q_norm", "q_layernorm", "query_layernorm"),
@@ -56,6 +58,8 @@ _WITHIN_MLP: Final[Mapping[str, tuple[str, ...]]] = {
     "mlp.up_proj": ("up_proj", "c_fc", "dense_h_to_4h", "fc1", "fc_in"),
     "mlp.gate_up_proj": ("gate_up_proj", "Wi"),
 }
+_ROUTER: Final = ("gate", "router")
+_EXPERTS: Final = ("experts",)
 
 
 @define(eq=False)
@@ -189,12 +193,23 @@ def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict
             part = _child(module, inner_names)
             if part is not None:
                 roles[inner] = part
+    if layer.mlp == "sparse":
+        roles |= _expert_roles(roles.get("mlp", block), facts.routing.logits_module)
     roles |= _norm_roles(block, facts)
     for role, paths in own.items():
         part = _child(block, paths)
         if part is not None:
             roles[role] = part
     return roles
+
+
+def _expert_roles(mlp: nn.Module, logits_module: str) -> dict[str, nn.Module]:
+    """The parts of a mixture of experts that this model has: another engine may fuse some of them."""
+    router = _child(mlp, _ROUTER)
+    found = {"mlp.router": router, "mlp.experts": _child(mlp, _EXPERTS)}
+    if router is not None and logits_module:
+        found["mlp.router_logits"] = router if logits_module == "." else _child(router, (logits_module,))
+    return {role: module for role, module in found.items() if module is not None}
 
 
 def _norm_roles(block: nn.Module, facts: ModelFacts) -> dict[str, nn.Module]:

@@ -48,8 +48,8 @@ def _whole_trunk(name: str, facts: ModelFacts) -> str:
         return facts.absent[name]
     if name.startswith(("q_norm", "k_norm")) and not facts.qk_norm:
         return "this family has no query and key norms"
-    if name == "attn_gate" and not facts.attn_gate:
-        return "this family does not gate its attention output"
+    if name == "attn_gate":
+        return _no_gate(facts)
     if name == "value" and facts.latent_attention:
         return "with latent attention there is no value projection of its own"
     if name == "embeddings" and facts.embedding_width:
@@ -59,6 +59,17 @@ def _whole_trunk(name: str, facts: ModelFacts) -> str:
         )
     if name == "final_norm" and not facts.final_norm:
         return "this family has no norm between the last block and the unembedding"
+    return ""
+
+
+def _no_gate(facts: ModelFacts) -> str:
+    if not facts.attn_gate:
+        return "this family does not gate its attention output"
+    if facts.attn_gate == "per_head":
+        return (
+            "this model gates each head by one number, so the gate has an axis of heads and none of head_dim; on eager "
+            "path.<attention module>.g_proj reads it"
+        )
     return ""
 
 

@@ -53,15 +53,25 @@ def save(family: str, root: Path) -> str:
     return write(FAMILIES[family], root / family)
 
 
-def write(config: Callable[[], Any], folder: Path, auto: Any = hf.AutoModelForCausalLM) -> str:
-    """A checkpoint of a random model, unless the folder is there."""
+def write(
+    config: Callable[[], Any],
+    folder: Path,
+    auto: Any = hf.AutoModelForCausalLM,
+    spread: Callable[[str, torch.Tensor], None] | None = None,
+) -> str:
+    """A checkpoint of a random model, unless the folder is there; ``spread`` changes parameters in place."""
     if folder.is_dir():
         return str(folder)
     torch.manual_seed(0)
     model = auto.from_config(config(), attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(1)
+    stored = model.state_dict(keep_vars=True)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in stored.items():
+            if spread is not None:
+                spread(name, parameter)
+            if not parameter.is_floating_point():
+                continue
             if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
             elif any(part in name for part in ("q_proj", "k_proj", "qkv", "c_attn", "query_key_value", "q_b", "kv_b")):

@@ -9,27 +9,21 @@ from interp_core.backend import Availability, BackendSpec, OptionSpec
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
 from interp_core.hookspecs import hookimpl
-from interp_core.points import PointSupport, hook, recompute, unsupported
+from interp_core.points import PointSupport, hook, recompute
+from interp_eager.limits import limits
 
 __all__ = ["interp_backends"]
 
-_READ_ONLY_ROUTER = (
-    "transformers' routers return logits, weights and indices together, so changed logits would not change the choice"
-)
-_ROUTER = unsupported("the eager backend does not serve the points inside a mixture of experts yet")
-
 POINTS: Mapping[str, PointSupport] = {
     **dict.fromkeys(
-        "embeddings resid_pre attn_in q_norm_in q_norm_out k_norm_in k_norm_out value z attn_out attn_out_post "
-        "resid_mid mlp_in mlp_pre mlp_pre_linear mlp_act mlp_out mlp_out_post resid_post final_norm".split(),
+        "embeddings resid_pre attn_in q_norm_in q_norm_out k_norm_in k_norm_out value z attn_gate attn_out "
+        "attn_out_post resid_mid mlp_in mlp_pre mlp_pre_linear mlp_act router_logits expert_weights mlp_out "
+        "mlp_out_post resid_post final_norm".split(),
         hook(),
     ),
-    "attn_gate": unsupported("the eager backend does not serve attention gates yet"),
     "attn_scores": recompute(why="the softmax's input is not kept by the kernel"),
     "attn_probs": recompute(why="the eager backend does not write attention matrices yet"),
-    "router_logits": _ROUTER,
-    "expert_weights": _ROUTER,
-    "expert_indices": _ROUTER,
+    "expert_indices": hook(writable=False, why="the router chooses the experts; write router_logits or expert_weights"),
     "lm_head": hook(writable=False, why="nothing of the model reads the logits"),
 }
 
@@ -77,6 +71,7 @@ def interp_backends() -> Sequence[BackendSpec]:
             options=OPTIONS,
             grad=grad_support,
             adopt="interp_eager.adoption:adopt",
+            limits=limits,
             demo_model="interp_eager.demo_model:prepare",
         )
     ]

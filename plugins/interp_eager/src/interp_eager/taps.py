@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -193,7 +194,7 @@ def _hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if passes():
             return None
-        name, raw = _argument(site.leaf.slot, args, kwargs)
+        name, raw = _argument(module, site.leaf.slot, args, kwargs)
         new = taps.visit(site, raw)
         if new is None:
             return None
@@ -216,10 +217,14 @@ def _hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
     return site.module.register_forward_hook(after)
 
 
-def _argument(slot: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor]:
+def _argument(module: nn.Module, slot: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor]:
     """A module's input: a positional argument, or the keyword that transformers uses for it."""
     if slot < len(args) and isinstance(args[slot], Tensor):
         return slot, args[slot]
+    if slot > 0:
+        # Any tensor will not do: behind the first argument, only the signature says which one is meant.
+        name = list(inspect.signature(module.forward).parameters)[slot]
+        return name, kwargs[name]
     if "hidden_states" in kwargs:
         return "hidden_states", kwargs["hidden_states"]
     for name, value in kwargs.items():

@@ -17,9 +17,6 @@ from interp_vllm.trunk import VllmTrunk
 
 __all__ = ["Tree"]
 
-_GATES = ("gate", "router")
-_EXPERTS = ("experts",)
-
 
 class Tree:
     """A model's modules by role, and where each point is among them.
@@ -45,9 +42,6 @@ class Tree:
         for layer, roles in zip(facts.layers, self.layout.blocks, strict=True):
             if layer.softmax and "attn" in roles and (kernel := names.attention_of(roles["attn"])) is not None:
                 roles["attn.kernel"] = kernel
-            if layer.mlp == "sparse" and "mlp" in roles:
-                _add_parts(roles, "mlp.router", _GATES)
-                _add_parts(roles, "mlp.experts", _EXPERTS)
 
     def _layout(self, names: Any) -> Layout:
         if self.trunk is not None:
@@ -140,11 +134,3 @@ def _embedding(model: nn.Module, names: Any) -> nn.Module:
         return found
     embedding: nn.Module = names.embedding(model)
     return embedding
-
-
-def _add_parts(roles: dict[str, nn.Module], role: str, options: tuple[str, ...]) -> None:
-    for name in options:
-        part = getattr(roles["mlp"], name, None)
-        if isinstance(part, nn.Module):
-            roles[role] = part
-            return

@@ -1,0 +1,79 @@
+"""Identities of a mixture of experts on captured tensors alone: what its weights and its choice have to do with logits.
+
+They need to know how the family makes one of the other, which :mod:`interp_core.routing` says; where it says nothing,
+nothing is yielded. That the chosen experts, so weighted, are the block's output takes the experts' own weights, and is
+no affair of captured tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from interp_core.checks import Check, Get, difference
+from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.routing import Routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["expert_identities", "expert_weights_of"]
+
+
+def expert_identities(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
+    """Both identities of one layer, as far as its points are captured and its family's routing is known."""
+    logits, weights, indices = (get(n, layer.index) for n in ("router_logits", "expert_weights", "expert_indices"))
+    if not facts.routing.scores or logits is None or indices is None:
+        return
+    if weights is not None:
+        yield _weights(facts.routing, layer, logits, weights, indices, tolerance)
+    if facts.routing.ranked:
+        yield _choice(layer, logits, indices)
+
+
+def expert_weights_of(routing: Routing, logits: Tensor, indices: Tensor) -> Tensor:
+    """The weights ``[..., top_k]`` of chosen experts, from the logits ``[..., experts]``, in float64.
+
+    Raises:
+        ValueError: it is not known how this family makes weights of logits.
+    """
+    if routing.scores not in ("softmax", "sigmoid"):
+        raise ValueError("how this family makes weights of logits is not known")
+    wide = logits.double()
+    scores = wide.softmax(-1) if routing.scores == "softmax" else wide.sigmoid()
+    picked = scores.gather(-1, indices)
+    if routing.shares:
+        picked = picked / picked.sum(-1, keepdim=True)
+    return picked * (routing.scale * routing.factor)
+
+
+def _weights(
+    routing: Routing, layer: LayerFacts, logits: Tensor, weights: Tensor, indices: Tensor, tolerance: float
+) -> Check:
+    # One expert that gets all of it has the same weight whichever it is.
+    certain = layer.top_k == 1 and routing.shares
+    other = (indices + 1) % layer.n_experts
+    return Check(
+        identity=f"expert_weights are the {routing.scores} of router_logits at expert_indices, as the model scales it",
+        layer=layer.index,
+        proves=("expert_weights",) if certain else ("router_logits", "expert_weights", "expert_indices"),
+        error=difference(expert_weights_of(routing, logits, indices), weights),
+        control=None if certain else difference(expert_weights_of(routing, logits, other), weights),
+        tolerance=tolerance,
+    )
+
+
+def _choice(layer: LayerFacts, logits: Tensor, indices: Tensor) -> Check:
+    chosen = logits.gather(-1, indices).sort(-1).values
+    largest = logits.sort(-1).values
+    return Check(
+        identity="expert_indices are the experts with the largest router_logits",
+        layer=layer.index,
+        proves=("router_logits", "expert_indices"),
+        error=float((chosen != largest[..., -layer.top_k :]).double().mean()),
+        # With every expert chosen the smallest are the largest.
+        control=float((chosen != largest[..., : layer.top_k]).double().mean())
+        if layer.top_k < layer.n_experts
+        else None,
+        tolerance=0.0,
+    )
