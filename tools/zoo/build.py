@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from zoo.rules import ENLARGED
+from zoo.rules import ENLARGED, EXPERTS
 from zoo.shrink import shrunk
 
 __all__ = ["WRAPPER", "build", "class_name", "names", "save"]
@@ -102,7 +102,9 @@ def _perturb_buffer(name: str, tensor: Any, generator: torch.Generator) -> None:
         tensor.add_(0.2 * torch.randn(tensor.shape, generator=generator))
     elif name.endswith("tid2eid"):
         # Experts by token id: any two different ones per token.
-        rows = torch.stack([torch.randperm(4, generator=generator)[: tensor.shape[1]] for _ in range(tensor.shape[0])])
+        rows = torch.stack(
+            [torch.randperm(EXPERTS, generator=generator)[: tensor.shape[1]] for _ in range(tensor.shape[0])]
+        )
         tensor.copy_(rows)
 
 

@@ -16,10 +16,23 @@ _WINDOWS: Final = ["sliding_attention", "full_attention"] * 2
 _LINEAR: Final = ["linear_attention", "full_attention"] * 2
 _WINDOWED: Final = {"layer_types": _WINDOWS}
 _HYBRID: Final = {"layer_types": _LINEAR}
+_SWITCHED: Final = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": _WINDOWS}
 _ZAMBA: Final = ["linear_attention", "hybrid"] * 2
 _ROPE: Final = {"rope_type": "default", "rope_theta": 10000.0}
 _TWO_ROPES: Final = {"sliding_attention": _ROPE, "full_attention": _ROPE}
 _DENSE_FIRST: Final = ["dense", "sparse", "sparse", "sparse"]
+
+
+def _each(names: str, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return dict.fromkeys(names.split(), values)
+
+
+def _merged(*tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        for name, values in table.items():
+            found[name] = found.get(name, {}) | values
+    return found
 
 
 def _sections(*sizes: int, **more: Any) -> dict[str, Any]:
@@ -39,8 +52,8 @@ _QWEN_VL: Final = _sections(2, 3, 3)
 _GLM_VL: Final = _sections(2, 1, 1, partial_rotary_factor=0.5)
 
 _SCALARS: Final[dict[str, dict[str, Any]]] = {
-    **dict.fromkeys(
-        "granite granite_swa granitemoe granitemoe_swa granitemoeshared hyperclovax granite4_vision_text".split(),
+    **_each(
+        "granite granite_swa granitemoe granitemoe_swa granitemoeshared hyperclovax granite4_vision_text",
         _MULTIPLIERS,
     ),
     "granitemoehybrid": {
@@ -75,8 +88,12 @@ _SCALARS: Final[dict[str, dict[str, Any]]] = {
 """Multipliers and softcaps that are not 1."""
 
 _MIXTURES: Final[dict[str, dict[str, Any]]] = {
-    **dict.fromkeys("gpt_oss olmo3 exaone4 exaone_moe ministral modernbert-decoder".split(), _WINDOWED),
+    **_each("gpt_oss olmo3 exaone4 exaone_moe ministral", _WINDOWED),
+    **_each("qwen2 qwen3", _SWITCHED),
+    **_each("qwen2_moe qwen3_moe", {**_SWITCHED, "mlp_only_layers": [0]}),
+    **_each("starcoder2 phi3 phimoe mixtral", {"sliding_window": WINDOW}),
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+    "modernbert-decoder": {**_WINDOWED, "local_attention": 2 * WINDOW},
     "gemma3n_text": {
         "layer_types": _WINDOWS,
         "num_kv_shared_layers": 2,
@@ -109,7 +126,7 @@ _MIXTURES: Final[dict[str, dict[str, Any]]] = {
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": WINDOW},
     "olmo_hybrid": {"layer_types": _LINEAR},
-    **dict.fromkeys("qwen3_next qwen3_5_text qwen3_5_moe_text".split(), _HYBRID),
+    **_each("qwen3_next qwen3_5_text qwen3_5_moe_text", _HYBRID),
     "zamba": {"layers_block_type": _ZAMBA, "n_mamba_heads": 2, "use_mamba_kernels": False},
     "zamba2": {"layers_block_type": _ZAMBA, "n_mamba_heads": 8, "mamba_ngroups": 1},
     "step3p5": {
@@ -130,6 +147,8 @@ _MIXTURES: Final[dict[str, dict[str, Any]]] = {
 }
 """More than one kind of layer."""
 
+_WIDE_HEADS: Final = {"head_dim": HEAD_DIM + 8}
+
 _STREAMS: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v4": {
         "layer_types": [
@@ -145,7 +164,7 @@ _STREAMS: Final[dict[str, dict[str, Any]]] = {
         "o_groups": 2,
         "o_lora_rank": 16,
         "index_topk": 2,
-        "hc_mult": 4,
+        "hc_mult": 3,
     },
     "hy_v4": {"indexer_types": ["full", "shared"] * 2, "num_key_value_heads": HEADS},
     "glm5_next_text": {
@@ -163,7 +182,7 @@ _STREAMS: Final[dict[str, dict[str, Any]]] = {
     "qwen4_exp_text": {
         "layer_types": _LINEAR,
         "hc_lowrank": 8,
-        "hc_count": 4,
+        "hc_count": 3,
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
@@ -188,12 +207,16 @@ _STREAMS: Final[dict[str, dict[str, Any]]] = {
 """Several residual streams."""
 
 _SHAPES: Final[dict[str, dict[str, Any]]] = {
+    **_each("llama mistral glm4 arcee olmo3", _WIDE_HEADS),
+    **_each("phi persimmon stablelm", {"qk_layernorm": True}),
+    "glm4_moe": {"use_qk_norm": True},
     "codegen": {"rotary_dim": 8},
     "gptj": {"rotary_dim": 8},
     "dbrx": {
         "attn_config": {"kv_n_heads": KV_HEADS, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": NEURONS, "hidden_size": WIDTH, "moe_num_experts": EXPERTS, "moe_top_k": 2},
     },
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {
         "n_routed_experts": EXPERTS,
         "n_shared_experts": 1,
@@ -260,7 +283,7 @@ _ENCODERS: Final[dict[str, dict[str, Any]]] = {
         "num_groups": [2] * 4,
         "projection_dim": WIDTH,
     },
-    **dict.fromkeys("granite_speech_encoder granite_speech_plus_encoder".split(), _CONFORMER),
+    **_each("granite_speech_encoder granite_speech_plus_encoder", _CONFORMER),
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2, "depths": [1] * 7},
     "fun_asr_nano": {
         "adaptor_config": {"hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": WIDTH // 4}
@@ -273,9 +296,9 @@ _ENCODERS: Final[dict[str, dict[str, Any]]] = {
 """What stands before the text model of a wrapper."""
 
 _ROTARY: Final[dict[str, dict[str, Any]]] = {
-    **dict.fromkeys("qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text".split(), _QWEN_VL),
-    **dict.fromkeys("glm_ocr_text cosmos3_edge_text".split(), _QWEN_VL),
-    **dict.fromkeys("glm4v_text glm4v_moe_text".split(), _GLM_VL),
+    **_each("qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text paddleocr_vl_text", _QWEN_VL),
+    **_each("glm_ocr_text cosmos3_edge_text", _QWEN_VL),
+    **_each("glm4v_text glm4v_moe_text", _GLM_VL),
     "hunyuan_vl_text": _sections(2, 2, 2, 2),
     "ernie4_5_vl_moe_text": {
         **_sections(3, 3, 2),
@@ -290,7 +313,7 @@ _ROTARY: Final[dict[str, dict[str, Any]]] = {
 }
 """Rotary sections that fit the small heads."""
 
-CONFIGS: Final[dict[str, dict[str, Any]]] = {**_SCALARS, **_MIXTURES, **_STREAMS, **_SHAPES, **_ENCODERS, **_ROTARY}
+CONFIGS: Final = _merged(_SCALARS, _MIXTURES, _STREAMS, _SHAPES, _ENCODERS, _ROTARY)
 """Values of configuration fields by ``model_type``, on top of the rules."""
 
 _TIMM: Final = "its vision tower is built by timm, which nothing else here needs"

@@ -93,10 +93,12 @@ def prove(name: str, backend: str = "eager") -> Outcome:
         if name in UNBUILDABLE:
             record.problem("it is listed as one that cannot be built, and builds")
         try:
-            if _runs(built):
-                _prove(record, path, backend)
-            else:
+            reason = _no_forward(built)
+            if reason:
+                record.doubt(f"transformers does not run it on ids alone: {reason}")
                 _expect_refusal(record, path, backend)
+            else:
+                _prove(record, path, backend)
         except Exception as error:  # noqa: BLE001 - the run goes on, and this is its result for this architecture.
             record.kind = "error"
             record.problem("".join(traceback.format_exception(error, limit=-4, chain=False)))
@@ -106,33 +108,38 @@ def prove(name: str, backend: str = "eager") -> Outcome:
 def _not_built(record: _Record, error: Exception) -> Outcome:
     reason = UNBUILDABLE.get(record.name)
     if reason is None:
-        text = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {text[0] if text else ''}"
+        reason = _first_line(error)
         record.problem(f"cannot be built, and is not listed as such: {reason}")
     record.whole("not built", reason)
     return record.outcome()
 
 
-def _runs(built: Any) -> bool:
-    """Whether transformers itself runs the model on ids alone."""
+def _no_forward(built: Any) -> str:
+    """Why transformers itself does not run the model on ids alone; empty if it does."""
     try:
         with torch.no_grad():
-            built(input_ids=torch.tensor([PROMPT]))
-    except Exception:  # noqa: BLE001 - whatever it raises means no.
-        return False
-    return True
+            built(input_ids=torch.tensor([PROMPT]), use_cache=False)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is the reason.
+        return _first_line(error)
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def _expect_refusal(record: _Record, path: Path, backend: str) -> None:
     """A model that does not run on ids alone has to be refused, by one of our errors."""
     try:
         with load_model(path, backend, dtype="float32") as model:
-            model.run_with_cache(list(PROMPT), ["embeddings"])
+            model.run_with_cache(list(PROMPT), ["lm_head"])
     except CapabilityUnsupported as error:
         record.whole("refused", error.why)
     except InterpError as error:
         record.whole("refused", str(error).replace(str(path), "this checkpoint"))
     else:
+        record.kind = "error"
         record.problem("transformers does not run it on ids alone, and a capture does")
 
 

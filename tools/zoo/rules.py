@@ -20,6 +20,7 @@ __all__ = [
     "ENLARGED",
     "SIZES",
     "SPECIAL_IDS",
+    "VALUE_DIM",
     "VOCAB",
     "WIDTH",
     "WINDOW",
@@ -30,8 +31,9 @@ DEPTH: Final = 4
 HEADS: Final = 4
 KV_HEADS: Final = 2
 HEAD_DIM: Final = 16
+VALUE_DIM: Final = 12
 NEURONS: Final = 96
-EXPERTS: Final = 4
+EXPERTS: Final = 6
 EXPERT_NEURONS: Final = 48
 VOCAB: Final = 256
 WINDOW: Final = 8
@@ -50,16 +52,17 @@ _NAMES: Final[tuple[tuple[Any, str], ...]] = (
     ),
     (
         DEPTH,
-        "num_hidden_layers num_layers n_layer n_layers depth decoder_layers encoder_layers num_decoder_layers "
+        "num_hidden_layers num_layers n_layer n_layers depth decoder_layers encoder_layers num_decoder_layers layers "
         "num_encoder_layers decoder_num_hidden_layers encoder_num_hidden_layers",
     ),
     (
         HEADS,
-        "num_attention_heads num_heads n_head n_heads decoder_attention_heads encoder_attention_heads "
+        "num_attention_heads num_heads n_head n_heads attention_heads decoder_attention_heads encoder_attention_heads "
         "num_decoder_attention_heads num_encoder_attention_heads decoder_num_attention_heads",
     ),
     (KV_HEADS, "num_key_value_heads num_kv_heads decoder_num_key_value_heads"),
-    (HEAD_DIM, "head_dim attention_head_dim attention_head_size d_head kv_channels v_head_dim"),
+    (HEAD_DIM, "head_dim attention_head_dim attention_head_size d_head kv_channels"),
+    (VALUE_DIM, "v_head_dim"),
     (
         NEURONS,
         "intermediate_size ffn_dim ffn_hidden_size n_inner inner_dim d_ff dim_ff decoder_ffn_dim encoder_ffn_dim "
