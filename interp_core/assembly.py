@@ -102,12 +102,17 @@ def _place(rows: list[Tensor], offsets: Sequence[int], width: int) -> Tensor:
 
 
 def _common_base(rows: list[Tensor], width: int) -> Tensor | None:
-    """The tensor whose consecutive slices ``rows`` are, so that a whole batch need not be copied again."""
+    """The tensor whose consecutive slices ``rows`` are, so that a whole batch need not be copied again.
+
+    In the autograd graph there is more to it: a copy would be no point of the graph.
+    """
     base = rows[0]._base
     if base is None or tuple(base.shape[:2]) != (len(rows), width):
         return None
     for i, row in enumerate(rows):
-        if row._base is not base or row.shape != base.shape[1:] or row.data_ptr() != base[i].data_ptr():
+        if row._base is not base or row.shape[1:] != base.shape[2:] or row.data_ptr() != base[i].data_ptr():
+            return None
+        if bool(base[i, row.shape[0] :].any()):
             return None
     return base
 

@@ -32,6 +32,7 @@ __all__ = [
     "derives",
     "leaves",
     "read_value",
+    "spread",
     "write_value",
 ]
 
@@ -202,19 +203,42 @@ def write_value(expression: Expression, leaf: Callable[[Read], Any], old: Any, n
         raise ValueError("a derived value is only read")
     inner_old = read_value(expression.of, leaf)
     if isinstance(expression, Permute):
-        shape = tuple(expression.shape[axis] for axis in expression.order)
-        back = tuple(expression.order.index(axis) for axis in range(len(shape)))
-        return write_value(expression.of, leaf, inner_old, _permuted(new, shape, back))
+        return write_value(expression.of, leaf, inner_old, _unpermuted(new, expression))
     inner_new = inner_old.clone()
     part = _part(inner_new, expression)
     part.copy_(new.reshape(part.shape))
     return write_value(expression.of, leaf, inner_old, inner_new)
 
 
+def spread(expression: Expression, leaf: Callable[[Read], Any], change: Any) -> Any:
+    """What to add to the last site's tensor so that the expression's value grows by ``change``."""
+    if isinstance(expression, Read):
+        return change
+    if isinstance(expression, Scale):
+        return spread(expression.of, leaf, change / expression.factor)
+    if isinstance(expression, Sum):
+        return spread(expression.second, leaf, change)
+    if isinstance(expression, Derived):
+        raise ValueError("a derived value is only read")
+    if isinstance(expression, Permute):
+        return spread(expression.of, leaf, _unpermuted(change, expression))
+    whole = read_value(expression.of, leaf)
+    inner = whole.new_zeros(whole.shape)
+    part = _part(inner, expression)
+    part.copy_(change.reshape(part.shape))
+    return spread(expression.of, leaf, inner)
+
+
 def _permuted(tensor: Any, shape: tuple[int, ...], order: tuple[int, ...]) -> Any:
     lead = tensor.dim() - 1
     whole = tensor.unflatten(-1, shape)
     return whole.permute(*range(lead), *(lead + axis for axis in order)).flatten(lead)
+
+
+def _unpermuted(tensor: Any, expression: Permute) -> Any:
+    shape = tuple(expression.shape[axis] for axis in expression.order)
+    back = tuple(expression.order.index(axis) for axis in range(len(shape)))
+    return _permuted(tensor, shape, back)
 
 
 def _part(tensor: Any, piece: Slice) -> Any:

@@ -72,6 +72,12 @@ class Collector:
             row = whole[want.row] if whole is not None else self._some(value, want, chunk)
             self._rows.setdefault((want.row, address), []).append(row)
 
+    def add_handed(self, address: Address, handed: Tensor, wants: Sequence[Want], chunk: Chunk) -> None:
+        """Keep ``handed`` (``[wants, rows, *axes]``) as the slices of one tensor, which is a point of the graph."""
+        for number, want in enumerate(wants):
+            count = chunk.lengths[want.row] if want.positions is None else len(want.positions)
+            self._rows.setdefault((want.row, address), []).append(handed[number, :count])
+
     def add_pairs(
         self, address: Address, value: Tensor, wants: Sequence[Want], chunk: Chunk, compress_rate: int | None = None
     ) -> None:

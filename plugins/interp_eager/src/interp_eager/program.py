@@ -41,6 +41,11 @@ class ReadJob:
     coordinates: tuple[tuple[int, int], ...]
     wants: tuple[Want, ...]
 
+    @property
+    def in_graph(self) -> bool:
+        """Whether what is read stays a point of the autograd graph."""
+        return not any(want.detach for want in self.wants)
+
 
 @frozen(eq=False)
 class WriteJob:
@@ -56,7 +61,8 @@ class Site:
     """Everything to be done at one side of one module, in this order.
 
     Writes of points that live here come first, then reads, then writes that are only carried by this
-    tensor for the sake of a sum: so a read of a contribution never shows what was added for ``resid_mid``.
+    tensor for the sake of a sum: so a read of a contribution never shows what was added for ``resid_mid``. Sums
+    that are read in the autograd graph come last.
     """
 
     module: nn.Module
@@ -65,6 +71,7 @@ class Site:
     direct: list[WriteJob] = field(factory=list)
     reads: list[ReadJob] = field(factory=list)
     carried: list[WriteJob] = field(factory=list)
+    sums: list[ReadJob] = field(factory=list)
 
     @property
     def key(self) -> SiteKey:
@@ -156,9 +163,13 @@ def _add_read(
         job = ReadJob(address, Read("attn"), axes, coordinates, tuple(wants))
         program.attention.setdefault(address.layer, []).append(job)
         return
-    expression = bind(address.bare()).read
+    binding = bind(address.bare())
+    in_graph = not any(want.detach for want in wants)
+    # To differentiate by a point is to ask what a write there would change, so it is read where it is written.
+    expression = binding.writes_through if in_graph else binding.read
     job = ReadJob(address, expression, axes, coordinates, tuple(wants))
-    _last_site(program, expression, address.layer).reads.append(job)
+    site = _last_site(program, expression, address.layer)
+    (site.sums if isinstance(expression, Sum) else site.reads).append(job)
 
 
 def _add_write(

@@ -18,6 +18,7 @@ from interp_core.expressions import Place, Read, derives, read_value, write_valu
 from interp_core.operations import Apply
 from interp_core.selection import select
 from interp_eager.collect import Chunk, Collector
+from interp_eager.graph import on_path
 from interp_eager.program import Program, ReadJob, Site, SiteKey, WriteJob
 
 __all__ = ["StopForward", "Taps", "installed"]
@@ -44,12 +45,14 @@ class Taps:
         tensor = rows = _as_rows(raw, site.leaf, len(self.chunk.starts))
         for write in site.direct:
             tensor = self._write(site, write, tensor)
+        for read in site.reads:
+            tensor = self._read(site, read, tensor)
         if site.kept:
             self._scratch[site.key] = tensor
-        for read in site.reads:
-            self._read(site, read, tensor)
         for write in site.carried:
             tensor = self._write(site, write, tensor)
+        for read in site.sums:
+            tensor = self._read(site, read, tensor)
         return None if tensor is rows else _as_raw(tensor, raw, site.leaf)
 
     def _check_path(self, site: Site, raw: Tensor) -> None:
@@ -79,13 +82,19 @@ class Taps:
 
         return value
 
-    def _read(self, site: Site, job: ReadJob, tensor: Tensor) -> None:
+    def _read(self, site: Site, job: ReadJob, tensor: Tensor) -> Tensor:
         layer = job.address.layer
+        leaf = self._leaf(site, layer, tensor)
         place = self._place(layer, tensor) if derives(job.expression) else None
-        value = read_value(job.expression, self._leaf(site, layer, tensor), place)
+        value = read_value(job.expression, leaf, place)
+        if place is None and value.requires_grad and job.in_graph:
+            handed, tensor = on_path(job, leaf, value, tensor, self.chunk)
+            self.collector.add_handed(job.address, handed, job.wants, self.chunk)
+            return tensor
         if job.axes:
             value = select(value, job.axes, job.coordinates)
         self.collector.add(job.address, value, job.wants, self.chunk)
+        return tensor
 
     def _place(self, layer: int | None, tensor: Tensor) -> Place:
         starts = torch.tensor(self.chunk.starts, device=tensor.device)
@@ -172,7 +181,7 @@ def installed(taps: Taps, *, stop: bool = False) -> Iterator[None]:
         for handle in handles:
             handle.remove()
     # Writes behind the last block that anyone reads were passed over on purpose: they cannot change what was read.
-    due = [site for site in taps.program.sites.values() if site.reads or not stopped]
+    due = [site for site in taps.program.sites.values() if site.reads or site.sums or not stopped]
     silent = [site.leaf.role for site in due if site.key not in fired]
     if silent:
         raise InterpError(
