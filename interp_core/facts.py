@@ -30,6 +30,7 @@ class LayerFacts:
             configuration's own word where it is none of these.
         softmax: whether the mixer is softmax attention (has scores, probabilities, values and heads).
         window: number of keys that a query may see, itself included; ``None`` if unlimited.
+        causal: whether a query sees no key behind it. If not, a window reaches as far forward as it does back.
         n_heads: query heads.
         n_kv_heads: key/value heads.
         head_dim: width of a query and key head.
@@ -49,6 +50,7 @@ class LayerFacts:
     mixer: str = "full_attention"
     softmax: bool = True
     window: int | None = None
+    causal: bool = True
     n_heads: int = 0
     n_kv_heads: int = 0
     head_dim: int = 0

@@ -50,6 +50,7 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
     sources = _shared_from(view, mixers)
     alone = _without_mlp(view, words, mixers)
     parallel = family.parallel or view.flag(*family.parallel_keys)
+    causal = view.get("use_bidirectional_attention") not in (True, "all")
     layers = []
     for index, mixer in enumerate(mixers):
         own = view.layer(index)
@@ -59,6 +60,7 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
         values |= {"window": _window(own, mixer), "kv_shared_from": sources[index]}
         if family.key_budget_key and softmax:
             values["key_budget"] = own.integer(family.key_budget_key)
+        values["causal"] = causal
         values["parallel"] = parallel and mixer != "none" and values["mlp"] != "none"
         layers.append(LayerFacts(index=index, mixer=mixer, softmax=softmax, **values))
     return tuple(layers)

@@ -109,10 +109,11 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
     # Which compressed entries are seen behind the tokens is the model's choice.
     keys = columns if layer.compress_rate is None else queries
     probs = probs[..., :keys]
-    row = torch.arange(queries)[:, None] + keys - queries
-    allowed = torch.arange(keys)[None] <= row
+    distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)[None]
+    every, earlier = torch.ones_like(distance, dtype=torch.bool), distance >= 0
+    allowed, wrong_mask = (earlier, every) if layer.causal else (every, earlier)
     if layer.window is not None:
-        allowed &= torch.arange(keys)[None] > row - layer.window
+        allowed = allowed & (distance.abs() < layer.window)
     seen = (probs > 0).any(0) if probs.dim() == 3 else probs > 0
     if layer.key_budget is not None:
         yield _chosen_keys(layer, seen, allowed)
@@ -122,7 +123,7 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
         layer=layer.index,
         proves=("attn_probs",),
         error=float((seen != allowed).double().mean()),
-        control=float((seen != torch.ones_like(allowed)).double().mean()) if queries > 1 else None,
+        control=float((seen != wrong_mask).double().mean()) if queries > 1 else None,
         tolerance=0.0,
     )
 

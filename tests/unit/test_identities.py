@@ -133,3 +133,31 @@ def test_sums_that_are_normed_fail_on_wrong_tensors(name: str, wrong: Callable[[
     tensors = right_normed()
     tensors[name] = wrong(tensors[name])
     assert not all(check.holds for check in normed_checks(tensors))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_keys_that_a_query_sees_with_and_without_a_causal_mask(window: int | None, causal: bool) -> None:
+    layer = LayerFacts(index=0, n_heads=1, n_kv_heads=1, head_dim=WIDTH, v_head_dim=WIDTH, window=window, causal=causal)
+    back = torch.arange(SEQ)[:, None] - torch.arange(SEQ)[None]
+    reach = SEQ if window is None else window
+    allowed = (back < reach) & (back >= (0 if causal else 1 - reach))
+    scores = torch.zeros(1, SEQ, SEQ).masked_fill(~allowed, float("-inf"))
+
+    def mask_check(facts: LayerFacts) -> Check:
+        tensors = {"attn_scores": scores, "attn_probs": scores.softmax(-1)}
+        found = capture_identities(evolve(FACTS, layers=[facts]), lambda name, at: tensors.get(name), 2e-5)
+        return next(check for check in found if check.identity.startswith("exactly the keys"))
+
+    assert mask_check(layer).proof
+    assert mask_check(evolve(layer, causal=not causal)).fails
+    assert mask_check(evolve(layer, window=2)).fails
+
+
+def test_attention_in_both_directions_is_read_from_the_configuration() -> None:
+    from transformers import Gemma3TextConfig, GemmaConfig, PaliGemmaConfig
+
+    for config in (GemmaConfig(use_bidirectional_attention=True), PaliGemmaConfig()):
+        assert not any(layer.causal for layer in ModelFacts.from_config(config).layers)
+    for config in (GemmaConfig(), Gemma3TextConfig()):
+        assert all(layer.causal for layer in ModelFacts.from_config(config).layers)

@@ -7,6 +7,7 @@ from typing import Any, Final
 import attrs
 
 from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.facts_config import trunk_of
 from interp_core.residual import ResidualBasis
 
 __all__ = ["basis", "deepseek_v4", "several_streams", "without_final_norm"]
@@ -47,7 +48,8 @@ def several_streams(config: Any, facts: ModelFacts) -> ModelFacts:
 
 def without_final_norm(config: Any, facts: ModelFacts) -> ModelFacts:
     """A trunk whose contraction holds the last norm; some of its blocks add features of n-grams to all streams."""
-    added = [int(number) - 1 for number in getattr(config, "ple_layer_ids", None) or ()]
+    trunk, _ = trunk_of(config)  # A wrapper states them in its text model's configuration.
+    added = [int(number) - 1 for number in getattr(trunk, "ple_layer_ids", None) or ()]
     # The norms, too, are inside the connections: sublayers read what was collapsed as it is.
     return attrs.evolve(
         several_streams(config, facts),
