@@ -171,6 +171,7 @@ _GATED_HYBRID: Final = evolve(_TYPED, qk_norm="head", attn_gate="packed")
 _LATENT: Final = FamilyFacts(yarn_scale=True)
 _AFTER_ROTARY: Final = "queries and keys are normalised after the rotary embedding here, and this point is before it"
 _NORMS_AFTER_ROTARY: Final = dict.fromkeys(("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"), _AFTER_ROTARY)
+_NORMS_BEHIND: Final = {"attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"}
 _POSITION_FACTOR: Final = "a factor on queries that grows with their position"
 
 _TABLE: Final[dict[str, FamilyFacts]] = {
@@ -189,6 +190,20 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "phi3": _SLIDING,
     "phi4_multimodal": _SLIDING,
     "emu3_text_model": _LLAMA,
+    "evolla": _LLAMA,  # its adapters do nothing without a protein
+    "mllama_text_model": _LLAMA,
+    "moshi": evolve(
+        _LLAMA, mlp_width_of_both=True, roles={"mlp.gate_up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
+    ),
+    "chameleon": evolve(
+        _LLAMA,
+        qk_norm="head",
+        qk_norm_axes="merged",
+        requires={"swin_norm": False},
+        otherwise=evolve(_POST_NORM, qk_norm="head", qk_norm_axes="merged", roles=_NORMS_BEHIND),
+    ),
+    "cosmos3_edge_text": evolve(_LLAMA, gated_mlp=False),
+    "paddleocr_vl_text": _LLAMA,
     # Qwen
     "qwen2": _TYPED,
     "qwen2_vl_text": _TYPED,
@@ -223,12 +238,14 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "glm": _LLAMA,
     "glm4": _SANDWICH,
     "glm4v_text": _SANDWICH,
+    "glm_ocr_text": _SANDWICH,
     # Parallel blocks with one norm, and logits with a factor
     "cohere": evolve(_COHERE, qk_norm="head", qk_norm_key="use_qk_norm"),
     "cohere2": evolve(_COHERE, windows="typed"),
     "cohere_compass_text": evolve(_COHERE, windows="typed"),
     # Factors on the residual, embeddings and logits. One family divides the logits, the other multiplies.
     "granite": _GRANITE,
+    "granite4_vision_text": _GRANITE,
     "hyperclovax": evolve(
         _HYPERCLOVAX, attn_post_norm=True, mlp_post_norm=True, requires={"use_post_norm": True}, otherwise=_HYPERCLOVAX
     ),
@@ -254,6 +271,14 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     ),
     # Two layer norms that the code builds without the configuration's epsilon
     "biogpt": evolve(_GPT2, norm_eps=1e-5, embedding_root=True, embedding_root_key="scale_embedding"),
+    "kosmos_2_5_text_model": evolve(
+        _LAYER_NORM,
+        positions="other",
+        embedding_root=True,
+        embedding_root_key="scale_embedding",
+        embedding_scale_inside=False,
+        mlp_sub_norm=True,
+    ),
     "xglm": evolve(
         _LAYER_NORM, positions="other", norm_eps=1e-5, embedding_root=True, embedding_root_key="scale_embedding"
     ),
@@ -265,6 +290,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     ),
     # Queries and keys are normalised after the rotary embedding; one more norm, or a residual factor by depth
     "hunyuan_v1_dense": evolve(_LLAMA, absent=_NORMS_AFTER_ROTARY),
+    "hunyuan_vl_text": evolve(_LLAMA, absent=_NORMS_AFTER_ROTARY),
     "nanochat": FamilyFacts(
         gated_mlp=False,
         gainless=("attn_in", "mlp_in", "final_norm"),
@@ -338,6 +364,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "qwen2_moe": _TYPED,
     "qwen3_moe": evolve(_SLIDING, qk_norm="head"),
     "qwen3_vl_moe_text": evolve(_LLAMA, qk_norm="head"),
+    "qwen3_omni_moe_text": evolve(_LLAMA, qk_norm="head"),
     "qwen3_next": _GATED_HYBRID,
     "qwen3_5_moe_text": _GATED_HYBRID,
     "olmoe": evolve(_LLAMA, qk_norm="full"),
@@ -348,6 +375,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "aria_text": _LLAMA,
     "dots1": evolve(_TYPED, qk_norm="head"),
     "ernie4_5_moe": _LLAMA,
+    "ernie4_5_vl_moe_text": _LLAMA,
     "exaone_moe": evolve(_TYPED, qk_norm="head", qk_norm_axes="heads"),
     "glm4_moe": evolve(_LLAMA, qk_norm="head", qk_norm_key="use_qk_norm"),
     "glm4v_moe_text": _LLAMA,
@@ -379,10 +407,13 @@ FAMILIES: Final[Mapping[str, FamilyFacts]] = MappingProxyType(_TABLE)
 
 # A wrapper has an unembedding of its own, and most forget the factor or the cap of the text model they wrap.
 BARE_HEADS: Final = frozenset(
-    "aya_vision cohere2_vision gemma3 granite_speech granite_speech_plus idefics3 internvl llava llava_next "
-    "llava_next_video llava_onevision mistral3 ovis2 paligemma shieldgemma2 smolvlm video_llava vipllava".split()
+    "audioflamingo3 aya_vision cohere2_vision cosmos3_omni deepseek_vl deepseek_vl_hybrid exaone4_5 fuyu "
+    "gemma3 glmasr got_ocr2 granite_speech granite_speech_plus idefics2 idefics3 internvl kimi_k25 lfm2_vl "
+    "lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 musicflamingo ovis2 paligemma "
+    "pp_chart2table qianfan_ocr qwen2_audio qwen3_asr shieldgemma2 smolvlm video_llama_3 video_llava vipllava "
+    "voxtral".split()
 )
 """``model_type`` of wrappers whose logits are the bare unembed output, whatever the text model's own would be."""
 
-SCALED_HEADS: Final = frozenset({"cohere_compass", "hyperclovax_vision_v2"})
+SCALED_HEADS: Final = frozenset("cohere_compass granite4_vision hyperclovax_vision_v2".split())
 """``model_type`` of wrappers that apply the factor of the text model."""

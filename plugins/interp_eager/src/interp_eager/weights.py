@@ -58,17 +58,32 @@ def load_weights(profile: ModelProfile, options: Mapping[str, Any]) -> Any:
 
 
 def _class_for(config: Any, target: str | None) -> Any:
-    """The class to load: an architecture's own, or what transformers has for the configuration."""
+    """The class to load: an architecture's own, or what transformers has for the configuration.
+
+    A wrapper is loaded whole: for some, transformers also knows a class that holds their text model alone.
+    """
     import transformers
 
     if target is not None:
         return load_object(target)
-    autos = (
-        transformers.AutoModelForCausalLM,
-        transformers.AutoModelForImageTextToText,
-        transformers.AutoModelForMultimodalLM,
-    )
-    return next((auto for auto in autos if type(config) in auto._model_mapping), autos[0])
+    autos = (transformers.AutoModelForMultimodalLM, transformers.AutoModelForCausalLM)
+    found = next((auto for auto in autos if type(config) in auto._model_mapping), None)
+    return found or _unlisted_class(config) or autos[-1]
+
+
+def _unlisted_class(config: Any) -> Any:
+    """The class of a configuration that transformers has no entry for: under its wrapper's name, or another's."""
+    import transformers
+    from transformers.models.auto import modeling_auto as lists
+
+    family = type(config).__module__.rpartition(".")[0]
+    listed = (*lists.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items(), *lists.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.items())
+    for model_type, name in listed:
+        if family.endswith(f".{model_type}"):
+            found = getattr(transformers, name)
+            if found.config_class is type(config):
+                return found
+    return None
 
 
 def _from_pretrained(source: str, config: Any, target: str | None, kwargs: dict[str, Any]) -> Any:
