@@ -63,7 +63,7 @@ def read_facts(config: Any) -> ModelFacts:
     trunk, text_path = trunk_of(config)
     whole, view = ConfigView(config), ConfigView(trunk)
     size = read_dimensions(view)
-    model_type = str(view.get("model_type") or "")
+    model_type = _type_of(trunk, config)
     n_streams = max(view.integer(*_STREAMS) or 1, 1)
     _require_causal(model_type, view)
     family, other_form = _form(FAMILIES.get(model_type), view) if n_streams == 1 else (None, "")
@@ -95,6 +95,13 @@ def read_facts(config: Any) -> ModelFacts:
         **_scaling(view, known, size),
         **head,
     )
+
+
+def _type_of(trunk: Any, config: Any) -> str:
+    """``model_type`` of the trunk; some wrappers write their own over that of the text configuration they hold."""
+    stated, own = ConfigView(trunk).get("model_type"), getattr(type(trunk), "model_type", "")
+    overwritten = trunk is not config and stated == ConfigView(config).get("model_type") and isinstance(own, str)
+    return str((own if overwritten else stated) or "")
 
 
 def _require_causal(model_type: str, view: ConfigView) -> None:

@@ -192,9 +192,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "emu3_text_model": _LLAMA,
     "evolla": _LLAMA,  # its adapters do nothing without a protein
     "mllama_text_model": _LLAMA,
-    "moshi": evolve(
-        _LLAMA, mlp_width_of_both=True, roles={"mlp.gate_up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
-    ),
+    "moshi": evolve(_LLAMA, mlp_width_of_both=True, roles={"mlp.gate_up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}),
     "chameleon": evolve(
         _LLAMA,
         qk_norm="head",

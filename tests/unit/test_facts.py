@@ -311,6 +311,13 @@ def test_the_text_model_of_a_wrapper(model_type: str, path: str, trunk: str) -> 
     assert found.structure_known
 
 
+def test_a_wrapper_that_hands_its_name_down_hides_no_text_model(tmp_path: Path) -> None:
+    config("hunyuan_vl").save_pretrained(tmp_path)
+    read = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert read.text_config.model_type == "hunyuan_vl", "transformers itself writes it there"
+    assert read_facts(read).model_type == "hunyuan_vl_text"
+
+
 def test_wrappers_of_other_people() -> None:
     inner = plain(model_type="qwen2", num_hidden_layers=3)
     found = read_facts(SimpleNamespace(model_type="remote_chat", llm_config=inner))
