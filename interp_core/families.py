@@ -373,7 +373,9 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "aria_text": _LLAMA,
     "dots1": evolve(_TYPED, qk_norm="head"),
     "ernie4_5_moe": _LLAMA,
-    "ernie4_5_vl_moe_text": _LLAMA,
+    "ernie4_5_vl_moe_text": evolve(
+        _LLAMA, roles={"mlp.router": "mlp.text_moe.gate", "mlp.experts": "mlp.text_moe.experts"}
+    ),
     "exaone_moe": evolve(_TYPED, qk_norm="head", qk_norm_axes="heads"),
     "glm4_moe": evolve(_LLAMA, qk_norm="head", qk_norm_key="use_qk_norm"),
     "glm4v_moe_text": _LLAMA,
