@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from interp_core.address import parse_address as parse_address
     from interp_core.architecture import Architecture as Architecture
     from interp_core.architecture import Claim as Claim
+    from interp_core.attribution import Attribution as Attribution
+    from interp_core.attribution import attribute as attribute
     from interp_core.backend import Availability as Availability
     from interp_core.backend import BackendSpec as BackendSpec
     from interp_core.cache import Cache as Cache
     from interp_core.capabilities import Capability as Capability
+    from interp_core.direct import DirectAttribution as DirectAttribution
+    from interp_core.direct import direct_attribution as direct_attribution
     from interp_core.errors import AddressError as AddressError
     from interp_core.errors import BackendUnavailable as BackendUnavailable
     from interp_core.errors import CapabilityUnsupported as CapabilityUnsupported
@@ -64,6 +68,8 @@ if TYPE_CHECKING:
     from interp_core.results import GenStep as GenStep
     from interp_core.results import LensResult as LensResult
     from interp_core.steering import steer as steer
+    from interp_core.sweeps import Sweep as Sweep
+    from interp_core.sweeps import sweep as sweep
     from interp_core.trunk import TableTrunk as TableTrunk
     from interp_core.trunk import Trunk as Trunk
 
@@ -72,9 +78,11 @@ if TYPE_CHECKING:
 _HOMES: dict[str, str] = {
     "address": "Address parse_address",
     "architecture": "Architecture Claim",
+    "attribution": "Attribution attribute",
     "backend": "Availability BackendSpec OptionSpec",
     "cache": "Cache",
     "capabilities": "Capability",
+    "direct": "DirectAttribution direct_attribution",
     "errors": "AddressError BackendUnavailable CapabilityUnsupported InterpError ModelUnavailable PluginConflict "
     "PluginUnavailable RequestError",
     "facts": "LayerFacts ModelFacts",
@@ -91,6 +99,7 @@ _HOMES: dict[str, str] = {
     "residual": "ResidualBasis",
     "results": "AttentionRecord Completion GenStep LensResult",
     "steering": "steer",
+    "sweeps": "Sweep sweep",
     "trunk": "TableTrunk Trunk",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

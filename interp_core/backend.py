@@ -28,6 +28,7 @@ __all__ = [
     "BackendSpec",
     "BatchBackend",
     "LensBackend",
+    "ModuleBackend",
     "OptionSpec",
     "StaticSets",
 ]
@@ -185,6 +186,14 @@ class LensBackend(Protocol):
         Returns:
             Ids ``[rows, count]``, int64, best first, and float32 probabilities ``[rows, count]``.
         """
+
+
+@runtime_checkable
+class ModuleBackend(Protocol):
+    """What a backend in this process may have beside: rows through one of the model's own modules."""
+
+    def through(self, role: str, layer: int | None, rows: Any) -> Any:
+        """``[rows, width]`` through the module of a role, such as ``attn.o_proj``; where and as the rows were."""
 
 
 def support_of(spec: BackendSpec, point: str) -> PointSupport:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from interp_core import functions
 from interp_core.address import Address
+from interp_core.attribution import attribute
+from interp_core.direct import direct_attribution
 from interp_core.errors import InterpError, ModelUnavailable, RequestError
 from interp_core.facts import ModelFacts
 from interp_core.gradients import GradSupport
@@ -17,6 +19,7 @@ from interp_core.residual import ResidualBasis
 from interp_core.scalars import whole_number
 from interp_core.session import Session
 from interp_core.steering import steer
+from interp_core.sweeps import sweep
 from interp_core.text import TextStream
 from interp_core.tokenization import chat_ids, has_tokenizer, load_tokenizer, text_ids, token_strings
 
@@ -288,6 +291,9 @@ class InterpModel:
     generate = functions.generate
     generate_stream = functions.generate_stream
     capture_attention = functions.capture_attention
+    attribute = attribute
+    direct_attribution = direct_attribution
+    sweep = sweep
     steer = steer
 
 

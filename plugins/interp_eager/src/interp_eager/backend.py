@@ -15,6 +15,7 @@ from interp_core.checkpoint import end_tokens
 from interp_core.errors import AddressError, BackendUnavailable, InterpError, RequestError, unknown_name
 from interp_core.expressions import Binding
 from interp_core.layout import Layout
+from interp_core.logits import finished
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
 from interp_core.trunk import trunk_of
@@ -102,8 +103,15 @@ class EagerBackend:
                 hidden = transform(_moved(hidden, transform))
             logits: Tensor = head(_moved(hidden, head))
             if not raw:
-                logits = self._finished(logits)
+                logits = finished(logits, self.profile.facts)
             return logits.to(rows.device)
+
+    def through(self, role: str, layer: int | None, rows: Any) -> Tensor:
+        """Rows ``[rows, width]`` through the module of a role."""
+        module = self.layout.module(role, layer)
+        with torch.no_grad():
+            out: Tensor = module(_moved(rows, module))
+        return out.to(device=rows.device, dtype=rows.dtype)
 
     def new_cache(self, *, windows: bool = True) -> Any:
         """An empty key/value cache of the model's own kind; without ``windows``, one that keeps every column.
@@ -209,15 +217,6 @@ class EagerBackend:
             lengths = torch.tensor([len(row) for row in rows])[:, None]
             inputs["attention_mask"] = (torch.arange(width)[None] < lengths).long().to(self.device)
         return inputs
-
-    def _finished(self, logits: Tensor) -> Tensor:
-        """The family's own end of the unembedding, once: multiplier, then softcap."""
-        facts = self.profile.facts
-        if facts.logit_multiplier != 1.0:
-            logits = logits * facts.logit_multiplier
-        if facts.final_softcap is not None:
-            logits = torch.tanh(logits / facts.final_softcap) * facts.final_softcap
-        return logits
 
 
 def _moved(rows: Any, module: nn.Module) -> Tensor:
