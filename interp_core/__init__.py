@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from interp_core.functions import generate_stream as generate_stream
     from interp_core.functions import run_with_cache as run_with_cache
     from interp_core.gradients import GradSupport as GradSupport
+    from interp_core.harvest_reader import Harvest as Harvest
+    from interp_core.harvest_reader import load_harvest as load_harvest
+    from interp_core.harvesting import harvest as harvest
     from interp_core.hookspecs import hookimpl as hookimpl
     from interp_core.host import PluginHost as PluginHost
     from interp_core.host import default_host as default_host
@@ -88,6 +91,8 @@ _HOMES: dict[str, str] = {
     "facts": "LayerFacts ModelFacts",
     "functions": "capture_attention capture_generation decode_residuals generate generate_stream run_with_cache",
     "gradients": "GradSupport",
+    "harvest_reader": "Harvest load_harvest",
+    "harvesting": "harvest",
     "hookspecs": "hookimpl",
     "host": "PluginHost default_host",
     "lens": "logit_lens",

@@ -80,6 +80,7 @@ class AioModel:
     decode_residuals = _awaitable("decode_residuals")
     logit_lens = _awaitable("logit_lens")
     verify = _awaitable("verify")
+    harvest = _awaitable("harvest")
 
     def generate_stream(self, tokens: Any, **options: Any) -> AsyncIterator[GenStep]:
         """As :func:`interp_core.generate_stream`, with ``async for``. Leaving it early ends the generation.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interp_core.aio import AioModel
+    from interp_core.harvest_reader import Harvest
     from interp_core.profile import ModelProfile
     from interp_core.results import LensResult
     from interp_core.verdicts import Verification
@@ -285,6 +286,12 @@ class InterpModel:
         from interp_core.verify import verify
 
         return verify(self, tokens)
+
+    def harvest(self, dataset_or_texts: Any, points: Sequence[Any], out_dir: str | Path, **options: Any) -> Harvest:
+        """Capture points of a whole data set into a folder; see :func:`interp_core.harvest`."""
+        from interp_core.harvesting import harvest
+
+        return harvest(self, dataset_or_texts, points, out_dir, **options)
 
     run_with_cache = functions.run_with_cache
     capture_generation = functions.capture_generation

@@ -35,10 +35,14 @@ def load_tokenizer(model_id: str, *, trust_remote_code: bool, classes: Mapping[s
     try:
         # Given, because transformers' registry may hold somebody else's class for this model type by now.
         config = read_configuration(model_id, trust_remote_code=trust_remote_code, classes=classes)
-        return AutoTokenizer.from_pretrained(model_id, config=config, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model_id, config=config, trust_remote_code=trust_remote_code)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelUnavailable(f"{model_id}: its tokenizer cannot be read: {reason}. Token ids still work.") from error
+    # Where there are no files, transformers makes a tokenizer of some families that knows no text at all.
+    if not has_tokenizer(model_id) and not tokenizer.encode("a", add_special_tokens=False):
+        raise ModelUnavailable(f"{model_id} has no tokenizer. Token ids still work.")
+    return tokenizer
 
 
 def has_tokenizer(model_id: str) -> bool:

@@ -21,7 +21,8 @@ from interp_core.session import Session
 
 torch.set_num_threads(1)
 AWAITED = (
-    "warmup shutdown run_with_cache capture_generation generate capture_attention decode_residuals logit_lens verify"
+    "warmup shutdown run_with_cache capture_generation generate capture_attention decode_residuals logit_lens verify "
+    "harvest"
 ).split()
 
 

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, ViTConfig
 
-from interp_core import Cache
+from interp_core import Cache, load_harvest
 
 
 def interp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -86,6 +86,28 @@ def test_capture_writes_what_the_library_reads(tiny: str, tmp_path: Path) -> Non
     assert cache["resid_post.1"].shape == (1, len(cache.tokens[0]), 32)
 
 
+def test_harvest_writes_what_the_library_reads_and_goes_on(tiny: str, tmp_path: Path) -> None:
+    texts, folder = tmp_path / "texts.txt", tmp_path / "h"
+    texts.write_text("the capital\nof\nfrance\n", encoding="utf-8")
+    points = ["--points", "resid_post.*,z.1.head-1", "--points", "mlp_out.0"]
+    command = ["harvest", tiny, "--texts", str(texts), *points, "--out", str(folder), "--shard-size", "2"]
+    done = interp(*command, "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["texts"], record["complete"]) == (3, True)
+    assert record["files"] == ["shard-000000.safetensors", "shard-000001.safetensors"]
+    assert list(record["points"]) == ["resid_post.0", "resid_post.1", "z.1.head-1", "mlp_out.0"]
+    found = load_harvest(folder)
+    assert found[2]["z.1.head-1"].shape == (1, len(found.tokens(2)), 16)
+    again = interp(*command)
+    assert again.returncode == 0, again.stderr
+    assert "3 texts, 2 files" in again.stdout
+    other = interp(*command, "--positions", "last")
+    assert other.returncode == 1
+    assert "positions null" in other.stderr
+    assert len(load_harvest(folder)) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -97,6 +119,8 @@ def test_capture_writes_what_the_library_reads(tiny: str, tmp_path: Path) -> Non
         (["capture", "{tiny}", "the", "resid_post.7", "--out", "{out}"], "0 to 1"),
         (["capture", "{tiny}", "the", "resid_post.1", "--out", "/no/such/folder/x"], "folder does not exist"),
         (["capture", "{tiny}", "the", "q_norm_in.1", "--out", "{out}"], "Instead"),
+        (["harvest", "{tiny}", "--texts", "/no/such/file", "--points", "resid_post.1", "--out", "{out}"], "not a file"),
+        (["harvest", "{tiny}", "--texts", "{tiny}", "--points", "resid_pots.1", "--out", "{out}"], "not a file"),
         (["lens", "{tiny}", "the", "--positions", "9"], "positions 0 to"),
         (["lens", "{tiny}", ""], "empty"),
         (["describe", "{vit}"], "vit"),
