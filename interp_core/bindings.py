@@ -57,7 +57,7 @@ def _mlp_ends(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> tuple[str
 def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, Expression]:
     mlp_first, mlp_last = _mlp_ends(layer, facts, layout)
     return {
-        "resid_pre": Read("block", "input"),
+        "resid_pre": _resid_pre(layer, layout),
         # One that attends by three arguments gets them all from its norm.
         "attn_in": Read("attn_in") if layout.has("attn_in", layer.index) else Read("attn", "input"),
         "q_norm_in": _head_norm("attn.q_norm", "input", facts),
@@ -96,7 +96,12 @@ def _resid_mid(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Binding:
     # The sum itself is the input of what follows; but the residual also flows past that module, so a write
     # must go into the sum's last term.
     read = Read("mlp_pre_norm" if facts.mlp_pre_norm else _mlp_ends(layer, facts, layout)[0], "input")
-    return Binding(read, Sum(Read("block", "input"), _attn_contribution(facts)))
+    return Binding(read, Sum(_resid_pre(layer, layout), _attn_contribution(facts)))
+
+
+def _resid_pre(layer: LayerFacts, layout: Layout) -> Expression:
+    # A block may begin with a norm whose output is the residual.
+    return Read("block_in") if layout.has("block_in", layer.index) else Read("block", "input")
 
 
 def _value(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Expression:

@@ -116,6 +116,7 @@ class ModelFacts:
         embedding_width: width of the embeddings, where a projection makes the residual of them; 0 if there is none.
         head_transform: layers of the model's head stand between the trunk and the unembedding.
         residual_multiplier: factor on each sublayer's contribution.
+        halved_every: number of blocks after each of which the residual is halved outside of any module; 0 if never.
         head_scale: factor on the final norm's output before the unembedding.
         logit_multiplier: factor on the unembed output.
         routed_scale: factor that the configuration puts on the weights of the chosen experts.
@@ -184,6 +185,7 @@ class ModelFacts:
     embedding_width: int = 0
     head_transform: bool = False
     residual_multiplier: float = 1.0
+    halved_every: int = 0
     head_scale: float = 1.0
     logit_multiplier: float = 1.0
     routed_scale: float = 1.0
@@ -219,6 +221,10 @@ class ModelFacts:
         from interp_core.facts_reader import read_facts
 
         return read_facts(config)
+
+    def halved_after(self, layer: int) -> bool:
+        """Whether the residual is halved behind a layer's block."""
+        return self.halved_every > 0 and (layer + 1) % self.halved_every == 0
 
     def axis_size(self, axis: str, layer: int | None = None) -> int:
         """Size of a point's axis; ``query`` and ``key`` depend on the input and give 0.

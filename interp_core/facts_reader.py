@@ -65,7 +65,7 @@ def read_facts(config: Any) -> ModelFacts:
     size = read_dimensions(view)
     model_type = _type_of(trunk, config)
     n_streams = max(view.integer(*_STREAMS) or 1, 1)
-    _require_causal(model_type, view)
+    _require_decoder(model_type, view)
     family, other_form = _form(FAMILIES.get(model_type), view) if n_streams == 1 else (None, "")
     known = family or UNKNOWN_FAMILY
     layers = read_layers(view, known, size)
@@ -104,19 +104,27 @@ def _type_of(trunk: Any, config: Any) -> str:
     return str((own if overwritten else stated) or "")
 
 
-def _require_causal(model_type: str, view: ConfigView) -> None:
-    """Refuse a configuration whose attention sees the tokens behind a position too.
+def _require_decoder(model_type: str, view: ConfigView) -> None:
+    """Refuse a configuration whose attention sees the tokens behind a position too, or that needs more than tokens.
 
     Raises:
         ModelUnavailable: it does.
     """
     row = FAMILIES.get(model_type, UNKNOWN_FAMILY)
+    if row.refused:
+        raise ModelUnavailable(f"{model_type!r} is not served: {row.refused}")
     for key, value in row.causal_keys.items():
         if view.get(key) != value:
             raise ModelUnavailable(
                 f"{model_type!r} describes no decoder with {key}={view.get(key)!r}: its attention sees both ways. "
                 f"A checkpoint that was trained as a decoder states {key}={value!r}"
             )
+    for key, counted in row.one_of.items():
+        if view.get(key) not in (None, 1):
+            raise ModelUnavailable(f"{model_type!r} reads {view.get(key)} {counted} ({key}): it does not run on tokens")
+    for key, meaning in row.needs.items():
+        if view.get(key) is None:
+            raise ModelUnavailable(f"{model_type!r} does not run on tokens alone: {key} does not say {meaning}")
 
 
 def _form(row: FamilyFacts | None, view: ConfigView) -> tuple[FamilyFacts | None, str]:
@@ -240,6 +248,7 @@ def _scaling(view: ConfigView, family: FamilyFacts, size: Dimensions) -> dict[st
         "embedding_width": width if width != size.d_model else 0,
         "head_transform": family.head_transform,
         "routed_scale": view.number("routed_scaling_factor") or 1.0,
+        "halved_every": max(view.integer(family.halved_every_key) or 0, 0) if family.halved_every_key else 0,
         "residual_multiplier": _residual_multiplier(view, family, size),
         "attn_scale": _attn_scale(view, family),
         "score_terms": family.score_terms,

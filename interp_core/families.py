@@ -46,6 +46,7 @@ class FamilyFacts:
         embedding_root: the embeddings are multiplied by ``sqrt(d_model)``.
         embedding_root_key: configuration key that switches this on; empty if it is always done.
         embedding_scale_inside: whether that factor is applied inside the embedding module.
+        halved_every_key: configuration key of the number of blocks after each of which the residual is halved.
         residual_depth_key: configuration key of a factor on each sublayer's contribution that is divided by the root
             of the number of layers.
         head_divisor_key: configuration key of a divisor of the final norm's output.
@@ -72,6 +73,9 @@ class FamilyFacts:
         roles: as in ``ModelFacts``.
         absent: points that the code has not, each with the mechanical reason.
         causal_keys: values that configuration keys must have for the attention to be causal at all.
+        refused: why no model of the family can be served, whatever its configuration says.
+        one_of: configuration keys that must say 1 for it to read one token for each position, with what they count.
+        needs: configuration keys without which it does not run on tokens alone, each with what it says.
         requires: values that configuration keys must have for the row to hold.
         equal_keys: pairs of configuration keys whose values must be equal for the row to hold.
         otherwise: the row of the form for which they do not.
@@ -105,6 +109,7 @@ class FamilyFacts:
     embedding_root: bool = False
     embedding_root_key: str = ""
     embedding_scale_inside: bool = True
+    halved_every_key: str = ""
     residual_depth_key: str = ""
     head_divisor_key: str = ""
     embedding_norm: bool = False
@@ -131,6 +136,9 @@ class FamilyFacts:
     roles: Mapping[str, str] = field(factory=dict)
     absent: Mapping[str, str] = field(factory=dict)
     causal_keys: Mapping[str, Any] = field(factory=dict)
+    refused: str = ""
+    one_of: Mapping[str, str] = field(factory=dict)
+    needs: Mapping[str, str] = field(factory=dict)
     requires: Mapping[str, Any] = field(factory=dict)
     equal_keys: tuple[tuple[str, str], ...] = ()
     otherwise: FamilyFacts | None = None
@@ -166,6 +174,37 @@ _POST_LN: Final = evolve(
 )
 _BART: Final = evolve(_POST_LN, embedding_root=True, embedding_root_key="scale_embedding", embedding_norm=True)
 _MBART: Final = evolve(_GPT2, embedding_root=True, embedding_root_key="scale_embedding", norm_eps=1e-5)
+_MUSICGEN: Final = evolve(
+    _MBART,
+    positions="other",
+    embedding_root=False,
+    ties=False,
+    one_of={"num_codebooks": "rows of audio codes for each position, in place of one token"},
+)
+# Sublayers of these are spread over modules that also hold the residual and its norms.
+_BERT_ROLES: Final = {
+    "attn": "attention.self",
+    "attn.v_proj": "attention.self.value",
+    "attn.o_proj": "attention.output.dense",
+    "attn_sum_norm": "attention.output.LayerNorm",
+    "mlp.up_proj": "intermediate.dense",
+    "mlp.down_proj": "output.dense",
+    "mlp_sum_norm": "output.LayerNorm",
+}
+_BERT: Final = evolve(
+    _POST_LN,
+    norm_eps=None,
+    adds_residual=("attn", "mlp"),
+    embedding_norm=True,
+    embedding_types=True,
+    head_transform=True,
+    roles=_BERT_ROLES,
+    causal_keys={"is_decoder": True},
+    requires={"chunk_size_feed_forward": 0},
+)
+_ROBERTA: Final = evolve(_BERT, positions_behind_pad=True)
+_BERT_PRE_NORMS: Final = evolve(_BERT, attn_pre_norm=True, mlp_pre_norm=True, norm_on_sum=False, final_norm=True)
+_ADAPTER: Final = "an adapter of its own residual and norms stands between what the MLP adds and the block's output"
 _MAMBA: Final = FamilyFacts(windows="typed", mlp_pre_norm=False, positions="none")
 _GATED_HYBRID: Final = evolve(_TYPED, qk_norm="head", attn_gate="packed")
 _LATENT: Final = FamilyFacts(yarn_scale=True)
@@ -351,10 +390,59 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "marian": evolve(_BART, positions="other", embedding_scale_inside=False, embedding_norm=False),
     "blenderbot-small": evolve(_BART, embedding_root=False),
     "trocr": evolve(_BART, embedding_norm_key="layernorm_embedding"),
+    # BERT and its kin, which are decoders where their configuration says so
+    "bert": _BERT,
+    "ernie": _BERT,
+    "roc_bert": _BERT,
+    "bert-generation": evolve(_BERT, embedding_types=False, head_transform=False),
+    "git": evolve(_BERT, embedding_types=False, head_transform=False, causal_keys={}),
+    "big_bird": evolve(
+        _BERT,
+        embedding_root=True,
+        embedding_root_key="rescale_embeddings",
+        embedding_scale_inside=False,
+        causal_keys={"is_decoder": True, "attention_type": "original_full"},
+    ),
+    "electra": evolve(_BERT, embedding_width_key="embedding_size"),
+    "rembert": evolve(_BERT, embedding_width_key="input_embedding_size", ties=False),
+    "roformer": evolve(
+        _BERT,
+        positions="rotary",
+        embedding_width_key="embedding_size",
+        requires={"chunk_size_feed_forward": 0, "rotary_value": False},
+    ),
+    "roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "data2vec-text": _ROBERTA,
+    "xmod": evolve(
+        _ROBERTA,
+        needs={"default_language": "through which of its adapters tokens go"},
+        absent={"mlp_out_post": _ADAPTER},
+        requires={"chunk_size_feed_forward": 0, "pre_norm": False},
+    ),
+    "megatron-bert": evolve(_BERT_PRE_NORMS, embedding_norm=False, roles={**_BERT_ROLES, "mlp_pre_norm": "ln"}),
+    "roberta-prelayernorm": evolve(
+        _BERT_PRE_NORMS, positions_behind_pad=True, roles={**_BERT_ROLES, "mlp_pre_norm": "intermediate.LayerNorm"}
+    ),
+    "xlm-roberta-xl": evolve(
+        _BERT_PRE_NORMS,
+        positions_behind_pad=True,
+        embedding_norm=False,
+        roles={**_BERT_ROLES, "mlp_pre_norm": "LayerNorm"},
+    ),
     # Decoders of encoder-decoders with norms before the sublayers. Whisper states a scale that its decoder never uses.
     "mbart": evolve(_MBART, embedding_norm=True),
     "blenderbot": _MBART,
     "bigbird_pegasus": evolve(_MBART, ties=False),
+    # Audio codes in place of text; of one codebook they are one sequence of tokens.
+    "musicgen_decoder": _MUSICGEN,
+    "musicgen_melody_decoder": _MUSICGEN,
+    "prophetnet": evolve(
+        _POST_LN,
+        refused="its blocks carry several rows for each token, one for the token and one for each that it predicts "
+        "ahead, so that there is no one row per position",
+    ),
     "pegasus": evolve(_MBART, positions="other", embedding_scale_inside=False),
     "whisper": evolve(_MBART, embedding_root=False, embedding_root_key=""),
     # Mixtures of experts
@@ -396,6 +484,21 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "lfm2_moe": evolve(_TYPED, qk_norm="head"),
     "jamba": evolve(_TYPED, positions="none"),
     "bamba": _TYPED,
+    # A recurrence in place of attention, and an MLP whose output has a gate. Its first block begins with a norm.
+    "rwkv": evolve(
+        _LAYER_NORM,
+        positions="none",
+        activation="relu2",
+        embedding_norm=True,
+        halved_every_key="rescale_every",
+        roles={
+            "block_in": "pre_ln",
+            "attn.o_proj": "attention.output",
+            "mlp.up_proj": "feed_forward.key",
+            "mlp.down_proj": "feed_forward.value",
+            "mlp_pre_norm": "ln2",
+        },
+    ),
     # State spaces alone: one sublayer per block
     "mamba": _MAMBA,
     "mamba2": _MAMBA,

@@ -68,8 +68,10 @@ def _chain(facts: ModelFacts, layer: LayerFacts, get: Get) -> Iterator[Check]:
     before = get("resid_pre", layer.index)
     if post is None or following is None or before is None:
         return
+    halved = facts.halved_after(layer.index)
+    post = 0.5 * post if halved else post
     yield Check(
-        identity="resid_post is the next layer's resid_pre",
+        identity=f"resid_post{', halved,' if halved else ''} is the next layer's resid_pre",
         layer=layer.index,
         proves=("resid_post", f"resid_pre.{layer.index + 1}"),
         error=difference(following, post),

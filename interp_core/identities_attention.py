@@ -108,13 +108,16 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
     queries, columns = probs.shape[-2:]
     # Which compressed entries are seen behind the tokens is the model's choice.
     keys = columns if layer.compress_rate is None else queries
-    probs = probs[..., :keys]
+    # A probability may be too small for its dtype, and its key is seen all the same.
+    least = torch.log(torch.tensor(torch.finfo(probs.dtype).tiny, dtype=torch.float64))
+    tiny = torch.isfinite(scores) & (scores.double() - scores.double().amax(-1, keepdim=True) < least)
+    above = ((probs > 0) | tiny)[..., :keys]
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)[None]
     every, earlier = torch.ones_like(distance, dtype=torch.bool), distance >= 0
     allowed, wrong_mask = (earlier, every) if layer.causal else (every, earlier)
     if layer.window is not None:
         allowed = allowed & (distance.abs() < layer.window)
-    seen = (probs > 0).any(0) if probs.dim() == 3 else probs > 0
+    seen = above.any(0) if above.dim() == 3 else above
     if layer.key_budget is not None:
         yield _chosen_keys(layer, seen, allowed)
         return

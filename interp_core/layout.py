@@ -24,7 +24,7 @@ _LIST_NAMES: Final = ("layers", "h", "blocks", "block", "layer")
 _NOT_THE_TRUNK: Final = ("vision", "visual", "audio", "codec", "qformer", "encoder", "mtp", "draft")
 _FINAL_NORMS: Final = (
     *("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "layer_norm"),
-    *("norm_f", "layernorm", "ln", "LayerNorm", "layernorm_embedding"),
+    *("norm_f", "layernorm", "ln", "LayerNorm", "layernorm_embedding", "ln_out"),
 )
 _HEAD_TRANSFORMS: Final = ("generator_predictions",)
 
@@ -114,10 +114,17 @@ def find_layout(model: Any, facts: ModelFacts, *, embed: Any = None, lm_head: An
     }
     if facts.head_transform and head is not None:
         trunk |= _head_roles(model, head)
-    layout = Layout({role: part for role, part in trunk.items() if part is not None})
+    layout = Layout({role: _only(part) for role, part in trunk.items() if part is not None})
     for layer, block in zip(facts.layers, blocks, strict=True):
         layout.blocks.append(_block_roles(block, layer, facts))
     return layout
+
+
+def _only(module: nn.Module) -> nn.Module:
+    """The one member of a list of one, such as of the embeddings of one codebook."""
+    from torch import nn
+
+    return module[0] if isinstance(module, nn.ModuleList) and len(module) == 1 else module
 
 
 def _final_norm(model: nn.Module, path: str) -> nn.Module | None:

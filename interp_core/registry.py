@@ -186,6 +186,12 @@ def _basis(facts: ModelFacts, architecture: Architecture | None) -> ResidualBasi
             sequential=sequential,
             blockers=("every block normalises the sum of the residual and each contribution",),
         )
+    if any(facts.halved_after(layer.index) for layer in facts.layers):
+        return ResidualBasis(
+            additive=False,
+            sequential=sequential,
+            blockers=(f"the residual is halved after every {facts.halved_every} blocks",),
+        )
     return ResidualBasis(sequential=sequential)
 
 

@@ -38,6 +38,7 @@ _FEEDS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
     (("mlp_pre",), ("mlp_act", "mlp_out")),
     (("mlp_act",), ("mlp_out",)),
     (("mlp_out",), ("mlp_out_post",)),
+    (("resid_mid", "mlp_out"), ("resid_post",)),
     (("final_norm",), ("lm_head",)),
 )
 """Points that are written together, and what they feed: the first of these that is served is read."""

@@ -100,10 +100,10 @@ def test_the_sweep_finds_what_it_should() -> None:
                 refused.add(model_type)
             else:
                 known |= {model_type} if found.structure_known else set()
-    assert {"bart", "t5gemma2", "pi0"} <= refused
+    assert {"bart", "t5gemma2", "pi0", "bert", "big_bird", "prophetnet"} <= refused
     assert {"llama", "gemma3", "qwen2_5_vl", "llava", "fuyu"} <= known
     assert len(known) > 100
-    assert len(refused) < 30
+    assert len(refused) < 50
 
 
 def test_every_row_belongs_to_a_model_type_that_exists() -> None:

@@ -160,7 +160,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel"}
 # Modules of these hold a sublayer together with the residual or its norms: the eager backend's identities hold their
 # rows, and its tests the paths.
-HELD_BY_IDENTITIES = {"bloom", "mpt", "ctrl", "moshi"}
+HELD_BY_IDENTITIES = set(
+    "bloom mpt ctrl moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet bert bert-generation big_bird git "
+    "ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod megatron-bert "
+    "roberta-prelayernorm xlm-roberta-xl".split()
+)
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.
 HELD_BY_WRAPPERS = set(
     "chameleon cosmos3_edge_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text hunyuan_vl_text "

@@ -66,6 +66,7 @@ def test_a_norm_on_the_embeddings_that_a_key_switches() -> None:
         ("bloom", {"apply_residual_connection_post_layernorm": True}),
         ("bloom", {"slow_but_exact": True}),
         ("mpt", {"attn_config": {"clip_qkv": 6.0}}),
+        ("git", {"chunk_size_feed_forward": 2}),
     ],
 )
 def test_forms_that_the_rows_do_not_describe(model_type: str, values: dict[str, Any]) -> None:
@@ -84,6 +85,51 @@ def test_names_of_activations_are_what_the_code_understands() -> None:
         "gelu",
         "gelu_new",
     )
+
+
+BERTS = ("bert", "ernie", "roc_bert", "bert-generation", "electra", "rembert", "roformer", "roberta", "camembert")
+BERTS += ("xlm-roberta", "data2vec-text", "megatron-bert", "roberta-prelayernorm", "xlm-roberta-xl")
+
+
+@pytest.mark.parametrize("model_type", BERTS)
+def test_one_that_sees_both_ways_is_no_decoder(model_type: str) -> None:
+    with pytest.raises(ModelUnavailable, match="is_decoder=False: its attention sees both ways"):
+        facts(model_type)
+    assert facts(model_type, is_decoder=True).structure_known
+
+
+def test_what_else_is_no_decoder_of_tokens() -> None:
+    with pytest.raises(ModelUnavailable, match="attention_type='block_sparse': its attention sees both ways"):
+        facts("big_bird", is_decoder=True)
+    assert facts("big_bird", is_decoder=True, attention_type="original_full").structure_known
+    with pytest.raises(ModelUnavailable, match="default_language"):
+        facts("xmod", is_decoder=True)
+    assert facts("xmod", is_decoder=True, default_language="en_XX").structure_known
+    with pytest.raises(ModelUnavailable, match="4 rows of audio codes"):
+        facts("musicgen_decoder", num_codebooks=4)
+    assert facts("musicgen_decoder", num_codebooks=1).structure_known
+    with pytest.raises(ModelUnavailable, match="several rows for each token"):
+        facts("prophetnet", is_encoder_decoder=False)
+
+
+def test_positions_are_counted_from_behind_the_padding_token() -> None:
+    assert facts("roberta", is_decoder=True, max_position_embeddings=514, pad_token_id=1).max_positions == 512
+    assert facts("bert", is_decoder=True, max_position_embeddings=512, pad_token_id=1).max_positions == 512
+
+
+def test_an_embedding_of_another_width_is_absent_with_its_reason() -> None:
+    assert facts("electra", is_decoder=True, embedding_size=256, hidden_size=256).embedding_width == 0
+    found = facts("electra", is_decoder=True, embedding_size=128, hidden_size=256)
+    (reason,) = absences(GENERAL_POINTS["embeddings"], found).values()
+    assert "128" in reason
+    assert "256" in reason
+    assert not absences(GENERAL_POINTS["resid_pre"], found)
+
+
+def test_a_residual_that_is_halved_between_blocks() -> None:
+    found = facts("rwkv", num_hidden_layers=12, rescale_every=6)
+    assert [found.halved_after(layer) for layer in range(12)] == [False] * 5 + [True] + [False] * 5 + [True]
+    assert not any(facts("rwkv", rescale_every=0).halved_after(layer) for layer in range(12))
 
 
 def test_a_tie_that_the_code_does_not_make() -> None:

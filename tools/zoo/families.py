@@ -237,6 +237,7 @@ _SHAPES: Final[dict[str, dict[str, Any]]] = {
         "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
     },
     "xlstm": {"chunk_size": 8, "v_dim_factor": 1.0, "qk_dim_factor": 1.0, "num_heads": 4},
+    "big_bird": {"attention_type": "original_full"},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "musicgen_decoder": {"num_codebooks": 1},
     "musicgen_melody_decoder": {"num_codebooks": 1},

@@ -235,7 +235,12 @@ def _bare_hooks(model: InterpModel) -> Iterator[dict[str, Any]]:
 
     for layer in range(model.n_layers):
         block = backend.layout.module("block", layer)
-        handles.append(block.register_forward_pre_hook(keep(f"resid_pre.{layer}"), with_kwargs=True))
+        if backend.layout.has("block_in", layer):
+            # The residual begins behind a norm inside this block.
+            norm = backend.layout.module("block_in", layer)
+            handles.append(norm.register_forward_hook(keep(f"resid_pre.{layer}"), with_kwargs=True))
+        else:
+            handles.append(block.register_forward_pre_hook(keep(f"resid_pre.{layer}"), with_kwargs=True))
         handles.append(block.register_forward_hook(keep(f"resid_post.{layer}"), with_kwargs=True))
     try:
         yield seen

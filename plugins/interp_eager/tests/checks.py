@@ -64,7 +64,8 @@ def check_identities_1_to_5(model: InterpModel, name: str) -> None:
     for layer in model.facts.layers:
         how = ", normalised, is" if model.facts.norm_on_sum else " is"
         sums = {f"resid_pre + attn_out_post{' + mlp_out_post' if layer.parallel else ''}{how}"}
-        sums |= set() if layer.parallel else {f"resid_mid + mlp_out_post{how}"}
+        one = layer.parallel or "mlp_out_post" in model.facts.absent
+        sums |= set() if one else {f"resid_mid + mlp_out_post{how}"}
         chain = {"resid_post is the next"} if layer.index + 1 < model.n_layers else set()
         here = [check for check in found.checks if check.layer == layer.index]
         for start in per_layer | sums | chain:
@@ -104,6 +105,8 @@ def check_modules(model: InterpModel) -> None:
 def check_sum_norms(model: InterpModel, cache: Any, layer: int) -> None:
     """2, where the norm stands on the sum: it is the norm with its own gain and bias, of that very sum."""
     for site, before, after in (("attn", "resid_pre", "resid_mid"), ("mlp", "resid_mid", "resid_post")):
+        if f"{site}_out_post" in model.facts.absent:
+            continue
         norm = module(model, f"{site}_sum_norm", layer)
         total = cache[f"{before}.{layer}"] + cache[f"{site}_out_post.{layer}"]
         assert difference(norm(total), cache[f"{after}.{layer}"]) < TIGHT

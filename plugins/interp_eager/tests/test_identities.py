@@ -75,7 +75,18 @@ OPT = parts("self_attn", "out_proj", "v_proj", "", FC, "final_layer_norm")
 BART = parts("self_attn", "out_proj", "v_proj", "", FC, "")  # the residual between is what a norm gives: see below
 ON_SUM = {"resid_mid": ("self_attn_layer_norm", "out"), "resid_post": ("final_layer_norm", "out")}
 
+BERT = parts("attention.self", "o_proj", "value", "", "intermediate.dense output.dense", "")
+BERT |= {"z": ("attention.output.dense", "in"), "attn_out": ("attention.output.dense", "out")}
+BERT_ON_SUM = {"resid_mid": ("attention.output.LayerNorm", "out"), "resid_post": ("output.LayerNorm", "out")}
+BERTS = "bert ernie roc_bert bert-generation git big_bird electra electra-narrow rembert roformer".split()
+ROBERTAS = "roberta camembert xlm-roberta data2vec-text".split()
+PRE_BERTS = {"megatron-bert": "ln", "roberta-prelayernorm": "intermediate.LayerNorm", "xlm-roberta-xl": "LayerNorm"}
+
 PATHS: dict[str, Table] = {
+    **dict.fromkeys(BERTS + ROBERTAS, BERT | BERT_ON_SUM),
+    **{name: BERT | {"resid_mid": (norm, "in")} for name, norm in PRE_BERTS.items()},
+    # Its last norm is applied behind its last projection, and again behind its adapter.
+    "xmod": BERT | {"resid_mid": ("attention.output.LayerNorm", "out")},
     "bloom": parts("self_attention", "dense", "", "mlp", FOUR),
     "mpt": parts("attn", "out_proj", "", "ffn", UP_DOWN, "norm_2"),
     "ctrl": parts("multi_head_attention", "dense", "Wv", "ffn", "0 2", "layernorm2")
@@ -132,6 +143,12 @@ BLOCKS = {
     "gemma3-wrapper": "model.language_model.layers",
     **dict.fromkeys("gpt2 gpt_bigcode gpt_neo gptj codegen bloom ctrl openai-gpt".split(), "transformer.h"),
     "mpt": "transformer.blocks",
+    **dict.fromkeys("bert big_bird bert-generation megatron-bert".split(), "bert.encoder.layer"),
+    **{name: f"{name}.encoder.layer" for name in "ernie roc_bert git electra rembert roformer roberta".split()},
+    **dict.fromkeys("camembert xlm-roberta xmod xlm-roberta-xl".split(), "roberta.encoder.layer"),
+    "electra-narrow": "electra.encoder.layer",
+    "data2vec-text": "data2vec_text.encoder.layer",
+    "roberta-prelayernorm": "roberta_prelayernorm.encoder.layer",
     **dict.fromkeys("bart plbart mvp marian blenderbot-small trocr mbart".split(), "model.decoder.layers"),
     **dict.fromkeys("blenderbot bigbird_pegasus pegasus whisper".split(), "model.decoder.layers"),
     **dict.fromkeys([name for name in families.FAMILIES if name.startswith("falcon")], "transformer.h"),

@@ -48,7 +48,7 @@ class EagerBackend:
     @property
     def device(self) -> torch.device:
         """Where the input embeddings are."""
-        found: torch.device = self.model.get_input_embeddings().weight.device
+        found: torch.device = next(self.model.get_input_embeddings().parameters()).device
         return found
 
     def warmup(self) -> None:
@@ -93,6 +93,8 @@ class EagerBackend:
             hidden = _moved(rows, head)
             if hidden.dim() == 3:
                 hidden = self.trunk.contract(hidden, self.layout)
+            if self.profile.facts.halved_after(self.profile.facts.n_layers - 1):
+                hidden = 0.5 * hidden
             if self.profile.facts.final_norm:
                 norm = self.layout.module("final_norm", None)
                 hidden = norm(_moved(hidden, norm))
