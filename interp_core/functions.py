@@ -57,10 +57,10 @@ def run_with_cache(
         attention_mask: 1 at real tokens of a padded ``[batch, seq]``, on either side.
         positions: absolute positions, a slice, or ``"last"``, of each prompt's own tokens.
         steering: operations for this call, after those of surrounding ``steer`` blocks.
-        detach: cut results from the autograd graph. If not, every result that can be written is a point of the graph:
-            differentiating by it asks what a write there would change, coordinates, positions and unequal prompts
-            included. (Prompts that are padded on the left, or that run as several forwards, are put together
-            afterwards: gradients flow back from those results, and not to them.)
+        detach: cut results from the autograd graph. If not, every row of a position that can be written is a point of
+            the graph: differentiating by it asks what a write there would change, coordinates, positions and unequal
+            prompts included. (Prompts that are padded on the left, or that run as several forwards, are put together
+            afterwards: gradients flow back from those results, and not to them; nor to attention matrices.)
         keep_on_device: leave results on the model's device.
 
     Returns:

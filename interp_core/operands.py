@@ -44,6 +44,8 @@ def ready(profile: ModelProfile, operation: Operation, address: Address) -> Oper
         return operation
     if address.module_path is not None:
         raise AddressError(f"{address}: a module of the model itself has no declared shape; use Apply(address, fn)")
+    if address.name in profile.specs and not profile.specs[address.name].positional:
+        return _matrix(operation, address, profile.shape(address), what)
     changes: dict[str, Any] = {}
     for name in _NUMBERS:
         value = getattr(operation, name, None)
@@ -60,6 +62,26 @@ def ready(profile: ModelProfile, operation: Operation, address: Address) -> Oper
         elif not isinstance(operation, Ablate):
             raise RequestError(f"{what}: {name} is missing")
     return _checked(evolve(operation, **changes), what)
+
+
+def _matrix(operation: Operation, address: Address, shape: tuple[int, ...], what: str) -> Operation:
+    """An operation on a matrix over positions, whose size is the prompt's: as rows, one per query.
+
+    Raises:
+        RequestError: an operation with vectors, which have no meaning there, or a matrix of other axes.
+    """
+    if isinstance(operation, Ablate) and operation.vector is None:
+        return operation
+    if not isinstance(operation, Replace):
+        raise RequestError(
+            f"{what}: a matrix over positions takes Replace(address, matrix), Ablate(address) for zeros, or "
+            "Apply(address, fn) with a function of rows [queries, ..., keys]; vectors have no meaning there"
+        )
+    tensor = _numbers(operation.value, f"{what}: value")
+    if tensor.dim() != len(shape) or tuple(tensor.shape[:-2]) != shape[:-2]:
+        heads = "".join(f"{size}, " for size in shape[:-2])
+        raise RequestError(f"{what}: value has shape {list(tensor.shape)}; this address takes [{heads}queries, keys]")
+    return evolve(operation, value=tensor.movedim(-2, 0).flatten(1))
 
 
 def _checked(operation: Any, what: str) -> Operation:
@@ -91,6 +113,10 @@ def _unit(vector: Tensor, what: str) -> Tensor:
 
 
 def _vector(value: Any, shape: tuple[int, ...], what: str, *, rows: bool) -> Tensor:
+    return _fitted(_numbers(value, what), shape, what, rows=rows)
+
+
+def _numbers(value: Any, what: str) -> Tensor:
     import torch
 
     try:
@@ -101,8 +127,7 @@ def _vector(value: Any, shape: tuple[int, ...], what: str, *, rows: bool) -> Ten
         raise RequestError(f"{what} is not made of real numbers but of {tensor.dtype}")
     _finite(tensor, what)
     # Half-precision products and norms lose what float32 keeps.
-    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
-    return _fitted(wide, shape, what, rows=rows)
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _finite(tensor: Tensor, what: str) -> None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from interp_core.address import Address
 from interp_core.checks import difference
-from interp_core.operations import Add
+from interp_core.operations import Ablate, Add, Replace
 from interp_core.testing.served import Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from interp_core.cache import Cache
 
 __all__ = ["company_faults", "landing_faults", "zero_faults"]
 
@@ -27,13 +29,31 @@ def zero_faults(subject: Subject) -> Iterator[str]:
     plain = subject.model.run_with_cache(subject.prompts[0], ends)
     for address in subject.writable():
         if not subject.profile.specs[address.name].positional:
-            yield f"{address} is declared writable, and the kit knows no write of a matrix over positions"
+            yield from _matrix_faults(subject, address, plain)
             continue
         steering = [Add(address, torch.zeros(_width(subject, address)))]
         same = subject.model.run_with_cache(subject.prompts[0], ends, steering=steering)
         for end in ends:
             if _apart(same[end], plain[end]) > subject.exact:
                 yield f"adding zero to {address} changes {end}"
+
+
+def _matrix_faults(subject: Subject, address: Address, plain: Cache) -> Iterator[str]:
+    """A matrix over positions: its own values in its place are no change, and zeros from a position on are one."""
+    if subject.profile.read_refusal(address) is not None:
+        return
+    prompt, ends = subject.prompts[0], subject.ends()
+    own = subject.model.run_with_cache(prompt, [address])[address][0]
+    same = subject.model.run_with_cache(prompt, ends, steering=[Replace(address, own)])
+    with subject.model.steer(Ablate(address), positions=[_AT]):
+        without = subject.model.run_with_cache(prompt, ends)
+    for end in ends:
+        if _apart(same[end], plain[end]) > 2e-5:
+            yield f"putting its own values in place of {address} changes {end}"
+        if _apart(without[end][:, :_AT], plain[end][:, :_AT]) > 2e-5:
+            yield f"zeros at {address} at position {_AT} change {end} before that position"
+    if ends and all(_apart(without[end][:, _AT:], plain[end][:, _AT:]) <= 1e-6 for end in ends):
+        yield f"zeros at {address} at position {_AT} change nothing in {ends[0]}"
 
 
 def landing_faults(subject: Subject, tolerance: float) -> Iterator[str]:

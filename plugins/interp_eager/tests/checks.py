@@ -130,7 +130,7 @@ def check_writes(model: InterpModel, layers: Container[int | None]) -> None:
     ends = [f"resid_post.{model.n_layers - 1}", *(["final_norm"] if model.facts.final_norm else [])]
     plain = run_with_cache(model, PROMPT, ends)
     for address in served(model, write=True):
-        if address.layer not in layers:
+        if address.layer not in layers or not model.profile.specs[address.name].positional:
             continue
         shape = model.profile.shape(address)
         end = ends[1] if str(address) == "final_norm" else ends[0]

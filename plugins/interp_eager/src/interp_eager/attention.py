@@ -1,8 +1,9 @@
-"""Attention scores and probabilities of chosen layers, whatever kernel the model runs with.
+"""Attention scores and probabilities of chosen layers, whatever kernel the model runs with; and other probabilities.
 
 A torch function mode, which is local to the thread and to the block, watches what attention modules of the
 wanted layers compute. A softmax gives both matrices as they are; a fused ``scaled_dot_product_attention``
-gives its arguments, from which they are rebuilt beside it. The forward itself is not changed.
+gives its arguments, from which they are rebuilt beside it. Where they are only read, the forward is not changed.
+Where they are written, a softmax's result is replaced, and a fused layer sums the values by the new ones itself.
 """
 
 from __future__ import annotations
@@ -17,25 +18,36 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from interp_core.errors import InterpError
+from interp_core.errors import InterpError, RequestError
 from interp_core.facts import LayerFacts
-from interp_eager.collect import Chunk, Collector
+from interp_core.operations import Replace
+from interp_core.requests import Write
+from interp_eager.collect import Chunk, Collector, token_columns
 from interp_eager.program import ReadJob
+from interp_eager.taps import operated
 
 __all__ = ["Watched", "watched"]
 
 _SOFTMAX = frozenset({F.softmax, torch.softmax, Tensor.softmax})
 
-Found = Callable[["Watched", Tensor, Tensor], None]
+Found = Callable[["Watched", Tensor, Tensor], Tensor | None]
 
 
-@frozen(eq=False)
+@frozen(kw_only=True, eq=False)
 class Watched:
-    """One layer whose matrices are wanted: its attention module, its facts, and what to read of it."""
+    """One layer whose matrices are wanted.
+
+    Attributes:
+        module: its attention module.
+        facts: its facts.
+        jobs: what is read of it.
+        writes: what is done to its probabilities, each with its batch row.
+    """
 
     module: nn.Module
     facts: LayerFacts
-    jobs: list[ReadJob]
+    jobs: Sequence[ReadJob]
+    writes: Sequence[tuple[int, Write]] = ()
 
 
 @contextmanager
@@ -55,7 +67,12 @@ def watched(layers: Sequence[Watched], chunk: Chunk, collector: Collector) -> It
         return
     seen: dict[int, Tensor] = {}
 
-    def found(layer: Watched, scores: Tensor, probs: Tensor) -> None:
+    def found(layer: Watched, scores: Tensor, probs: Tensor) -> Tensor | None:
+        changed = _changed(layer, probs, chunk)
+        collect(layer, scores, probs if changed is None else changed)
+        return changed
+
+    def collect(layer: Watched, scores: Tensor, probs: Tensor) -> None:
         earlier = seen.setdefault(layer.facts.index, probs)
         if earlier is not probs:
             # Some apply one map to several parts of the values, each time by a call of its own.
@@ -65,9 +82,7 @@ def watched(layers: Sequence[Watched], chunk: Chunk, collector: Collector) -> It
         # Softmaxes are often computed in float32; what is handed out is the model's dtype, as everywhere.
         dtype = next((p.dtype for p in layer.module.parameters() if p.is_floating_point()), scores.dtype)
         scores, probs = scores.to(dtype), probs.to(dtype)
-        if scores.dim() == 3:
-            # Heads folded into the batch.
-            scores, probs = (x.unflatten(0, (len(chunk.starts), -1)) for x in (scores, probs))
+        scores, probs = (_unfolded(matrix, chunk) for matrix in (scores, probs))
         for job in layer.jobs:
             value = scores if job.address.name == "attn_scores" else probs
             head = job.address.coordinate("head")
@@ -111,8 +126,8 @@ class _Watch(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             # Rebuilt outside of this mode, so that its own softmax is not taken for the model's.
             self._layer = None
-            self._found(layer, *_rebuilt(*args, **kwargs))
-            out = func(*args, **kwargs)
+            changed = self._found(layer, *_rebuilt(*args, **kwargs))
+            out = func(*args, **kwargs) if changed is None else _mixed(changed, *args, **kwargs)
             self._layer = layer
             return out
         out = func(*args, **kwargs)
@@ -123,10 +138,51 @@ class _Watch(TorchFunctionMode):
             scores, before = args[0], self._before_sinks
             if before is not None and before.shape[:-1] == out.shape[:-1] and before.shape[-1] == out.shape[-1] - 1:
                 scores, out_of_keys = before, out[..., :-1]
-                self._found(layer, _masked(scores, out_of_keys), out_of_keys)
-            else:
-                self._found(layer, _masked(scores, out), out)
+                changed = self._found(layer, _masked(scores, out_of_keys), out_of_keys)
+                return out if changed is None else torch.cat([changed, out[..., -1:]], dim=-1)
+            changed = self._found(layer, _masked(scores, out), out)
+            return out if changed is None else changed
         return out
+
+
+def _changed(layer: Watched, probs: Tensor, chunk: Chunk) -> Tensor | None:
+    """Probabilities after what is written there; ``None`` where nothing is, of these positions."""
+    new: Tensor | None = None
+    for row, write in layer.writes:
+        queries = write.where.rows(chunk.starts[row], chunk.lengths[row], chunk.prompt_lengths[row])
+        if queries == []:
+            continue
+        new = probs.clone() if new is None else new
+        matrix = _unfolded(new, chunk)
+        *_, columns = token_columns(matrix, row, chunk, layer.facts.compress_rate)
+        head = write.address.coordinate("head")
+        own = matrix[row, ..., columns]
+        target = own.movedim(0, 1) if head is None else own[head]
+        _check_keys(write, target[queries])
+        target[queries] = operated(write.operation, target[queries])
+    return new
+
+
+def _check_keys(write: Write, rows: Tensor) -> None:
+    operation = write.operation
+    if isinstance(operation, Replace) and operation.value.shape[-1] != rows[0].numel():
+        heads = 1 if rows.dim() == 2 else rows.shape[1]
+        raise RequestError(
+            f"Replace at {write.address}: a matrix with {operation.value.shape[-1] // heads} keys, where there are "
+            f"{rows.shape[-1]}"
+        )
+
+
+def _unfolded(matrix: Tensor, chunk: Chunk) -> Tensor:
+    """``[batch, heads, query, key]``, also where heads are folded into the batch."""
+    return matrix.unflatten(0, (len(chunk.starts), -1)) if matrix.dim() == 3 else matrix
+
+
+def _mixed(probs: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """What a fused attention would give with these probabilities."""
+    if value.shape[1] != query.shape[1]:
+        value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return torch.matmul(probs.to(value.dtype), value)
 
 
 def _rebuilt(

@@ -180,8 +180,13 @@ class EagerBackend:
     @contextmanager
     def _tapped(self, program: Program, chunk: Chunk, collector: Collector, *, stop: bool) -> Iterator[None]:
         watched_layers = [
-            Watched(self.layout.module("attn", layer), self.profile.facts.layers[layer], jobs)
-            for layer, jobs in program.attention.items()
+            Watched(
+                module=self.layout.module("attn", layer),
+                facts=self.profile.facts.layers[layer],
+                jobs=program.attention.get(layer, []),
+                writes=program.attention_writes.get(layer, []),
+            )
+            for layer in sorted({*program.attention, *program.attention_writes})
         ]
         taps = Taps(program, chunk, collector)
         # The inner of the two is the one that ends a stopped forward.

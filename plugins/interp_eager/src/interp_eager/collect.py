@@ -11,7 +11,7 @@ from torch import Tensor
 from interp_core.address import Address
 from interp_core.converters import as_tuple
 
-__all__ = ["Chunk", "Collector", "Want"]
+__all__ = ["Chunk", "Collector", "Want", "token_columns"]
 
 
 @frozen
@@ -86,19 +86,12 @@ class Collector:
         With ``compress_rate``, columns of compressed entries stand behind those of tokens, one per so many tokens.
         """
         for want in wants:
-            start, length = chunk.starts[want.row], chunk.lengths[want.row]
-            queries, columns = value.shape[-2:]
-            made = 0 if compress_rate is None else (start + queries) // compress_rate
-            own = 0 if compress_rate is None else (start + length) // compress_rate
-            keys = columns - made
-            # Keys end where this chunk ends. A sliding cache holds only the last of them; what stands in front of a
-            # shorter prompt's first token, in a batch, is padding.
-            first_key = max(0, start + queries - keys)
-            padding = max(0, keys - start - queries)
+            length = chunk.lengths[want.row]
+            keys, own, first_key, columns = token_columns(value, want.row, chunk, compress_rate)
             rows = value[want.row, ..., :length, :]
             if want.positions is not None:
                 rows = rows[..., list(want.positions), :]
-            tokens = rows[..., padding : min(keys, padding + start + length - first_key)]
+            tokens = rows[..., columns]
             block = Block(first_key, _kept(tokens, want), _kept(rows[..., keys : keys + own], want))
             self._blocks.setdefault((want.row, address), []).append(block)
 
@@ -131,6 +124,27 @@ class Collector:
         if want.positions is not None:
             return _kept(rows[list(want.positions)], want, fresh=True)
         return _kept(rows, want)
+
+
+def token_columns(
+    matrix: Tensor, row: int, chunk: Chunk, compress_rate: int | None = None
+) -> tuple[int, int, int, slice]:
+    """Which columns of an attention matrix ``[..., query, key]`` are tokens of a batch row's own request.
+
+    Returns:
+        How many columns stand before those of compressed entries, how many entries are the row's own, the absolute
+        position of the first token column, and the token columns.
+    """
+    start, length = chunk.starts[row], chunk.lengths[row]
+    queries, columns = matrix.shape[-2:]
+    made = 0 if compress_rate is None else (start + queries) // compress_rate
+    own = 0 if compress_rate is None else (start + length) // compress_rate
+    keys = columns - made
+    # Keys end where this chunk ends. A sliding cache holds only the last of them; what stands in front of a shorter
+    # prompt's first token, in a batch, is padding.
+    first_key = max(0, start + queries - keys)
+    padding = max(0, keys - start - queries)
+    return keys, own, first_key, slice(padding, min(keys, padding + start + length - first_key))
 
 
 def _kept(value: Tensor, want: Want, *, fresh: bool = False) -> Tensor:

@@ -22,7 +22,7 @@ POINTS: Mapping[str, PointSupport] = {
         hook(),
     ),
     "attn_scores": recompute(why="the softmax's input is not kept by the kernel"),
-    "attn_probs": recompute(why="the eager backend does not write attention matrices yet"),
+    "attn_probs": recompute(writable=True),
     "expert_indices": hook(writable=False, why="the router chooses the experts; write router_logits or expert_weights"),
     "lm_head": hook(writable=False, why="nothing of the model reads the logits"),
 }

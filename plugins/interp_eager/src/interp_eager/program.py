@@ -86,6 +86,7 @@ class Program:
     layout: Layout
     sites: dict[SiteKey, Site] = field(factory=dict)
     attention: dict[int, list[ReadJob]] = field(factory=dict)
+    attention_writes: dict[int, list[tuple[int, Write]]] = field(factory=dict)
     last_layer: int = -1
     past_blocks: bool = False
 
@@ -182,6 +183,10 @@ def _add_write(
     if address.module_path is not None:
         leaf = Read(address.name)
         program.site(leaf, None).direct.append(WriteJob(leaf, (), tuple((row, write, ()) for row, write in items)))
+        return
+    if address.name in ATTENTION_POINTS:
+        assert address.layer is not None
+        program.attention_writes.setdefault(address.layer, []).extend(items)
         return
     axes, _ = axes_of(profile, address)
     placed = tuple((row, write, axes_of(profile, write.address)[1]) for row, write in items)

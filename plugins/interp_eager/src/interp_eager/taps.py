@@ -21,7 +21,7 @@ from interp_eager.collect import Chunk, Collector
 from interp_eager.graph import on_path
 from interp_eager.program import Program, ReadJob, Site, SiteKey, WriteJob
 
-__all__ = ["StopForward", "Taps", "installed"]
+__all__ = ["StopForward", "Taps", "installed", "operated"]
 
 
 class StopForward(Exception):
@@ -113,14 +113,19 @@ class Taps:
                 continue
             changed = True
             target = select(new[row], job.axes, coordinates) if job.axes else new[row]
-            target[where] = _operated(write.operation, target[where])
+            target[where] = operated(write.operation, target[where])
         if not changed:
             return tensor
         result: Tensor = write_value(job.expression, leaf, old, new)
         return result
 
 
-def _operated(operation: Any, rows: Tensor) -> Tensor:
+def operated(operation: Any, rows: Tensor) -> Tensor:
+    """Rows ``[rows, *axes]`` after an operation, in their own dtype.
+
+    Raises:
+        RequestError: it failed, or gave something of another shape.
+    """
     # Operations work on flat rows; a callable sees the rows as the point's axes have them.
     given = rows.clone() if isinstance(operation, Apply) else rows.reshape(rows.shape[0], -1)
     try:
