@@ -73,7 +73,8 @@ def direct_attribution(
         steering: operations for this call.
 
     Raises:
-        CapabilityUnsupported: the residual is no sum of contributions, or the backend lacks what is needed.
+        CapabilityUnsupported: the residual is no sum of contributions, what unembeds it is not linear behind its norm,
+            or the backend lacks what is needed.
         RequestError: the prompt, the position or a token is not valid.
     """
     _require(model, heads)
@@ -107,6 +108,14 @@ def _require(model: InterpModel, heads: bool) -> None:
         raise CapabilityUnsupported(
             capability="residual_stream",
             why="the residual of this trunk is not a sum of contributions: " + "; ".join(basis.blockers),
+            instead="attribute(...), which asks for gradients instead",
+            backend=model.backend,
+            architecture=model.profile.architecture_name,
+        )
+    if model.facts.head_transform:
+        raise CapabilityUnsupported(
+            capability="logit_lens",
+            why="layers of this model's head, which are not linear, stand between the residual and the unembedding",
             instead="attribute(...), which asks for gradients instead",
             backend=model.backend,
             architecture=model.profile.architecture_name,

@@ -438,6 +438,8 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     # Audio codes in place of text; of one codebook they are one sequence of tokens.
     "musicgen_decoder": _MUSICGEN,
     "musicgen_melody_decoder": _MUSICGEN,
+    # Trained to see both ways. The other form, which no published checkpoint has, is not described.
+    "xlnet": evolve(_POST_LN, causal_keys={"attn_type": "uni"}, requires={"attn_type": "bi"}),
     "prophetnet": evolve(
         _POST_LN,
         refused="its blocks carry several rows for each token, one for the token and one for each that it predicts "

@@ -102,6 +102,11 @@ def test_what_else_is_no_decoder_of_tokens() -> None:
     with pytest.raises(ModelUnavailable, match="attention_type='block_sparse': its attention sees both ways"):
         facts("big_bird", is_decoder=True)
     assert facts("big_bird", is_decoder=True, attention_type="original_full").structure_known
+    with pytest.raises(ModelUnavailable, match="attn_type='bi': its attention sees both ways"):
+        facts("xlnet")
+    other = facts("xlnet", attn_type="uni")
+    assert not other.structure_known
+    assert "attn_type='uni'" in other.other_form
     with pytest.raises(ModelUnavailable, match="default_language"):
         facts("xmod", is_decoder=True)
     assert facts("xmod", is_decoder=True, default_language="en_XX").structure_known

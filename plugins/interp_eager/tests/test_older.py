@@ -11,7 +11,14 @@ from checks import TIGHT, check_logits, check_writes, hf_logits, module
 from older_families import OLDER, rwkv
 from tiny_families import PROMPT, write
 
-from interp_core import CapabilityUnsupported, InterpModel, RequestError, load_model, run_with_cache
+from interp_core import (
+    CapabilityUnsupported,
+    InterpModel,
+    RequestError,
+    direct_attribution,
+    load_model,
+    run_with_cache,
+)
 from interp_core.checks import difference
 
 
@@ -64,6 +71,24 @@ def test_the_lens_goes_through_the_layers_of_the_head(name: str, folders: Path) 
         if bare.in_features == normed.shape[-1]:
             with torch.no_grad():
                 assert difference(bare(normed), hf_logits(model, PROMPT)) > 10 * TIGHT
+
+
+@pytest.mark.parametrize(("name", "why"), [("bart", "normalises the sum"), ("megatron-bert", "not linear")])
+def test_shares_of_a_logit_are_refused_where_nothing_adds_up(name: str, why: str, folders: Path) -> None:
+    folder = write(OLDER[name], folders / name)
+    with (
+        load_model(folder, backend="eager", dtype="float32") as model,
+        pytest.raises(CapabilityUnsupported, match=why),
+    ):
+        direct_attribution(model, PROMPT, 7)
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "pegasus"])
+def test_shares_of_a_logit_add_up_where_modules_hold_the_residual(name: str, folders: Path) -> None:
+    with load_model(write(OLDER[name], folders / name), backend="eager", dtype="float32") as model:
+        found = direct_attribution(model, PROMPT, 7, heads=True)
+        assert float(found.shares.sum()) == pytest.approx(found.logit, rel=1e-4, abs=1e-4)
+        assert found.logit == pytest.approx(float(hf_logits(model, PROMPT)[-1, 7]), rel=1e-4, abs=1e-4)
 
 
 def test_a_prompt_up_to_the_positions_behind_the_padding_token(folders: Path) -> None:
