@@ -165,7 +165,6 @@ HELD_BY_IDENTITIES = set(
     "git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod megatron-bert "
     "roberta-prelayernorm xlm-roberta-xl".split()
 )
-)
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.
 HELD_BY_WRAPPERS = set(
     "chameleon cosmos3_edge_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text hunyuan_vl_text "
