@@ -5,10 +5,11 @@ The tree may run in this process or in another engine: what matters is that it i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from interp_core.address import Address
-from interp_core.expressions import Binding, Expression, Read, Scale, Slice, Sum
+from interp_core.expressions import Binding, Derived, Expression, Place, Read, Scale, Slice, Sum
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.routing import Routing
 
@@ -38,11 +39,11 @@ def bind(address: Address, facts: ModelFacts, layout: Layout) -> Binding:
     if address.name in ("mlp_pre", "mlp_pre_linear"):
         return Binding(_branch(address.name, layer, facts, layout))
     if address.name in ("router_logits", "expert_weights", "expert_indices"):
-        return Binding(_routed(address.name, facts.routing))
+        return Binding(_routed(address.name, facts.routing, layer.top_k))
     if address.name == "attn_gate":
         return Binding(_gate(layer, facts))
     if address.name == "value":
-        return Binding(_value(layer, facts, layout))
+        return Binding(_finished(_value(layer, facts, layout), facts))
     if address.name == "resid_mid":
         return _resid_mid(layer, facts, layout)
     return Binding(_simple(layer, facts, layout)[address.name])
@@ -56,6 +57,8 @@ def _mlp_ends(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> tuple[str
 
 def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, Expression]:
     mlp_first, mlp_last = _mlp_ends(layer, facts, layout)
+    beside = layout.has("mlp.beside", layer.index)
+    mlp_out = Sum(Read(mlp_last), Read("mlp.beside")) if beside else Read(mlp_last)
     return {
         "resid_pre": _resid_pre(layer, layout),
         # One that attends by three arguments gets them all from its norm.
@@ -67,10 +70,11 @@ def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, E
         "z": Read("attn.o_proj", "input"),
         "attn_out": Read("attn.o_proj"),
         "attn_out_post": _attn_contribution(facts),
-        "mlp_in": Read(mlp_first, "input"),
+        # Two that stand side by side read what their norm gives.
+        "mlp_in": Read("mlp_pre_norm") if beside else Read(mlp_first, "input"),
         "mlp_act": Read("mlp.down_proj", "input"),
-        "mlp_out": Read(mlp_last),
-        "mlp_out_post": _contribution("mlp_post_norm" if facts.mlp_post_norm else mlp_last, facts),
+        "mlp_out": mlp_out,
+        "mlp_out_post": _scaled(Read("mlp_post_norm") if facts.mlp_post_norm else mlp_out, facts),
         "resid_post": Read("block"),
     }
 
@@ -82,11 +86,10 @@ def _head_norm(role: str, side: str, facts: ModelFacts) -> Read:
 
 def _attn_contribution(facts: ModelFacts) -> Expression:
     raw = "attn.o_proj" if "attn" in facts.adds_residual else "attn"
-    return _contribution("attn_post_norm" if facts.attn_post_norm else raw, facts)
+    return _scaled(Read("attn_post_norm" if facts.attn_post_norm else raw), facts)
 
 
-def _contribution(role: str, facts: ModelFacts) -> Expression:
-    raw = Read(role)
+def _scaled(raw: Expression, facts: ModelFacts) -> Expression:
     return raw if facts.residual_multiplier == 1.0 else Scale(raw, facts.residual_multiplier)
 
 
@@ -119,13 +122,30 @@ def _value(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Expression:
     return Slice(Read("attn.qkv_thirds"), (skipped + kv_heads * width,), (slice(skipped, None),))
 
 
-def _routed(name: str, routing: Routing) -> Expression:
+def _finished(value: Expression, facts: ModelFacts) -> Expression:
+    """The value as attention reads it: some clip the projection, or multiply it."""
+    if facts.value_clip is not None:
+        value = Derived((value,), partial(_clipped, facts.value_clip))
+    return value if facts.value_scale == 1.0 else Scale(value, facts.value_scale)
+
+
+def _clipped(bound: float, rows: Any, place: Place) -> Any:
+    return rows.clamp(-bound, bound)
+
+
+def _routed(name: str, routing: Routing, top_k: int) -> Expression:
     if name == "router_logits":
         return Read("mlp.router_logits") if routing.logits_module else Read("mlp.router", slot=routing.logits_slot)
+    if name == "expert_indices" and routing.chosen_slot is not None:
+        return Derived((Read("mlp.router", slot=routing.chosen_slot),), partial(_chosen, top_k))
     if name == "expert_indices":
         return Read("mlp.experts", "input", slot=routing.indices_slot)
     weights = Read("mlp.experts", "input", slot=routing.weights_slot)
     return weights if routing.factor == 1.0 else Scale(weights, routing.factor)
+
+
+def _chosen(top_k: int, rows: Any, place: Place) -> Any:
+    return rows.topk(top_k).indices
 
 
 def _gate(layer: LayerFacts, facts: ModelFacts) -> Expression:

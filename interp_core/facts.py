@@ -29,7 +29,8 @@ class LayerFacts:
             ``linear_attention``, ``state_space``, ``convolution``, ``recurrent``, ``none``, or the
             configuration's own word where it is none of these.
         softmax: whether the mixer is softmax attention (has scores, probabilities, values and heads).
-        window: number of keys that a query may see, itself included; ``None`` if unlimited.
+        window: number of keys that a query may see, itself included; ``None`` if unlimited. Of chunked attention, the
+            length of a chunk.
         causal: whether a query sees no key behind it. If not, a window reaches as far forward as it does back.
         n_heads: query heads.
         n_kv_heads: key/value heads.
@@ -38,6 +39,7 @@ class LayerFacts:
         kv_shared_from: the earlier layer whose keys and values this one uses, or ``None``.
         key_budget: number of keys that a query chooses among those that it may see; ``None`` if it attends to all.
         compress_rate: tokens per compressed entry, where queries see such entries beside the tokens; ``None`` if not.
+        sinkless: this layer has no sink logits, though others of the trunk have.
         mlp: ``dense``, ``sparse`` (mixture of experts) or ``none``.
         d_mlp: neurons of a dense MLP.
         n_experts: routed experts.
@@ -58,6 +60,7 @@ class LayerFacts:
     kv_shared_from: int | None = None
     key_budget: int | None = None
     compress_rate: int | None = None
+    sinkless: bool = False
     mlp: str = "dense"
     d_mlp: int = 0
     n_experts: int = 0
@@ -125,6 +128,8 @@ class ModelFacts:
         attn_difference: whether ``z`` is a difference between what the two halves of the heads sum up, normalised.
         attn_softcap, final_softcap: caps, or ``None``.
         sinks: attention has sink logits in the softmax's denominator.
+        value_scale: factor on the value projection, applied behind it.
+        value_clip: bound that the value projection is clipped to, or ``None``.
         attn_gate: ``""``, ``packed`` (in the query projection), ``separate``, or ``per_head`` (one number per head).
         attn_gate_activation: what is applied to the gate before it multiplies: ``sigmoid`` or ``softplus``.
         routing: how mixtures of experts choose and mix.
@@ -195,6 +200,8 @@ class ModelFacts:
     attn_softcap: float | None = None
     final_softcap: float | None = None
     sinks: bool = False
+    value_scale: float = 1.0
+    value_clip: float | None = None
     attn_gate: str = ""
     attn_gate_activation: str = "sigmoid"
     routing: Routing = field(factory=Routing)

@@ -55,12 +55,13 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
     for index, mixer in enumerate(mixers):
         own = view.layer(index)
         softmax = mixer not in _NO_SOFTMAX
-        values: dict[str, Any] = _head_widths(own, index, mixer, size.d_model) if softmax else {}
+        values: dict[str, Any] = _head_widths(own, family, index, mixer, size.d_model) if softmax else {}
         values |= mlp_facts(own, family, index, size, words[index] if words else "", alone[index])
         values |= {"window": _window(own, mixer), "kv_shared_from": sources[index]}
         if family.key_budget_key and softmax:
             values["key_budget"] = own.integer(family.key_budget_key)
         values["causal"] = causal
+        values["sinkless"] = family.sliding_sinks and mixer not in _SLIDING
         values["parallel"] = parallel and mixer != "none" and values["mlp"] != "none"
         layers.append(LayerFacts(index=index, mixer=mixer, softmax=softmax, **values))
     return tuple(layers)
@@ -121,7 +122,7 @@ def _window(view: ConfigView, mixer: str) -> int | None:
     return None
 
 
-def _head_widths(view: ConfigView, index: int, mixer: str, d_model: int) -> dict[str, int]:
+def _head_widths(view: ConfigView, family: FamilyFacts, index: int, mixer: str, d_model: int) -> dict[str, int]:
     sliding = mixer in _SLIDING
     stated = view.item(index, *(_SLIDING_HEADS if sliding else ()), "num_attention_heads_per_layer", *_N_HEADS)
     n_heads = max(stated or 0, 0)
@@ -134,7 +135,7 @@ def _head_widths(view: ConfigView, index: int, mixer: str, d_model: int) -> dict
         n_kv_heads = n_heads
     else:
         head_dim = view.item(index, *(("swa_head_dim",) if sliding else ()), *_HEAD_DIM) or d_model // n_heads
-        n_kv_heads = _kv_heads(view, index, sliding, n_heads)
+        n_kv_heads = _kv_heads(view, index, sliding, n_heads) * (family.sliding_kv_factor if sliding else 1)
     v_head_dim = view.item(index, *(("swa_v_head_dim",) if sliding else ()), "v_head_dim") or head_dim
     widths = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "v_head_dim": v_head_dim}
     if min(widths.values()) < 1:

@@ -75,7 +75,7 @@ def mlp_facts(
             "mlp": "sparse",
             "n_experts": experts,
             "top_k": view.item(index, *_TOP_K) or 0,
-            "n_shared_experts": _n_shared(view, index),
+            "n_shared_experts": max(_n_shared(view, index), family.shared_experts),
         }
     width = _dense_width(view, index, size)
     return {"mlp": "dense", "d_mlp": width // 2 if family.mlp_width_of_both else width}

@@ -191,6 +191,8 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "positions": positions,
         "max_positions": _max_positions(view, family, positions),
         "sinks": family.sinks,
+        "value_scale": (view.number(family.value_scale_key) if family.value_scale_key else None) or 1.0,
+        "value_clip": view.number(family.value_clip_key) if family.value_clip_key else None,
         "attn_gate": _gate(view, family),
         "attn_gate_activation": family.attn_gate_activation,
         "float16_overflows": family.float16_overflows,

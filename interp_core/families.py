@@ -32,6 +32,7 @@ class FamilyFacts:
         qk_norm_axes: how their tensors lie: ``positions`` ([batch, pos, heads, dim], or wider), ``heads``
             ([batch, heads, pos, dim]) or ``merged`` ([batch * pos, heads, dim]).
         gated_mlp: whether a dense MLP has a gate and a linear branch.
+        shared_experts: experts that every token uses, where no key counts them.
         mlp_width_of_both: whether the stated width of the MLP counts the gate and the linear branch together.
         parallel: attention and MLP read the same residual, always.
         parallel_keys: configuration keys any of which makes the blocks parallel.
@@ -65,6 +66,9 @@ class FamilyFacts:
         key_budget_key: configuration key of the number of keys that a query chooses among those that it may see.
         attn_difference: as in ``ModelFacts``.
         sinks: attention has sink logits.
+        sliding_sinks: only sliding layers have them.
+        sliding_kv_factor: how many times the stated key/value heads a sliding layer has.
+        value_scale_key, value_clip_key: configuration keys of a factor on, and a bound of, the value projection.
         attn_gate: ``""``, ``packed``, ``separate`` or ``per_head``, as in ``ModelFacts``.
         attn_gate_key: configuration key that chooses between a gate per element and one number per head.
         attn_gate_per_head: its values that mean the latter.
@@ -95,6 +99,7 @@ class FamilyFacts:
     gainless: tuple[str, ...] = ()
     qk_norm_axes: str = "positions"
     gated_mlp: bool = True
+    shared_experts: int = 0
     mlp_width_of_both: bool = False
     parallel: bool = False
     parallel_keys: tuple[str, ...] = ()
@@ -128,6 +133,10 @@ class FamilyFacts:
     key_budget_key: str = ""
     attn_difference: bool = False
     sinks: bool = False
+    sliding_sinks: bool = False
+    sliding_kv_factor: int = 1
+    value_scale_key: str = ""
+    value_clip_key: str = ""
     attn_gate: str = ""
     attn_gate_key: str = ""
     attn_gate_per_head: tuple[Any, ...] = ()
@@ -211,6 +220,10 @@ _LATENT: Final = FamilyFacts(yarn_scale=True)
 _AFTER_ROTARY: Final = "queries and keys are normalised after the rotary embedding here, and this point is before it"
 _NORMS_AFTER_ROTARY: Final = dict.fromkeys(("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"), _AFTER_ROTARY)
 _NORMS_BEHIND: Final = {"attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"}
+_MIXED_AT_THE_INPUT: Final = {
+    "expert_weights": "this family multiplies what the chosen experts read, and adds up what they give as it is: "
+    "nothing is weighted behind them; router_logits, through a sigmoid, are the factors"
+}
 _POSITION_FACTOR: Final = "a factor on queries that grows with their position"
 
 _TABLE: Final[dict[str, FamilyFacts]] = {
@@ -472,6 +485,34 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "mellum": evolve(_TYPED, qk_norm="head"),
     "minimax_m2": evolve(_LLAMA, qk_norm="full"),
     "solar_open": _LLAMA,
+    "cohere2_moe": evolve(_COHERE, norm="", windows="typed"),
+    "hunyuan_v1_moe": evolve(_LLAMA, absent=_NORMS_AFTER_ROTARY, shared_experts=1),
+    "hy_v3": evolve(_LLAMA, qk_norm="head", qk_norm_axes="heads"),
+    "granitemoeshared": _GRANITE,
+    "granite_swa": evolve(_GRANITE, windows="typed", sinks=True),
+    "granitemoe_swa": evolve(_GRANITE, windows="typed", sinks=True),
+    "laguna": evolve(
+        _TYPED,
+        qk_norm="head",
+        attn_gate="separate",
+        attn_gate_key="gating",
+        attn_gate_per_head=(True, "per-head"),
+        attn_gate_activation="softplus",
+    ),
+    "mimo_v2_flash": evolve(
+        _TYPED, sinks=True, sliding_sinks=True, sliding_kv_factor=2, value_scale_key="attention_value_scale"
+    ),
+    "llama4_text": evolve(_TYPED, absent={**_NORMS_AFTER_ROTARY, **_MIXED_AT_THE_INPUT}, score_terms=_POSITION_FACTOR),
+    "dbrx": evolve(
+        _LLAMA,
+        norm="layer",
+        norm_eps=1e-5,
+        value_clip_key="attn_config.clip_qkv",
+        roles={
+            "attn": "norm_attn_norm.attn",
+            "mlp_pre_norm": "norm_attn_norm.norm_2",
+        },
+    ),
     "afmoe": evolve(
         _SANDWICH,
         windows="typed",

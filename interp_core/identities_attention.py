@@ -19,7 +19,7 @@ def attention_identities(facts: ModelFacts, layer: LayerFacts, get: Get, toleran
     at = layer.index
     scores, probs = get("attn_scores", at), get("attn_probs", at)
     if scores is not None and probs is not None:
-        yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks)
+        yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks and not layer.sinkless)
     if facts.shared_key_value or facts.attn_sub_norm or facts.attn_difference:
         return  # What attention sums up is not yet z: it is rotated, normalised, or one of two terms.
     value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
@@ -115,7 +115,11 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
     distance = torch.arange(queries)[:, None] + keys - queries - torch.arange(keys)[None]
     every, earlier = torch.ones_like(distance, dtype=torch.bool), distance >= 0
     allowed, wrong_mask = (earlier, every) if layer.causal else (every, earlier)
-    if layer.window is not None:
+    if layer.window is not None and layer.mixer == "chunked_attention":
+        # Chunks, not windows: a query sees its own chunk as far as itself.
+        chunk = torch.arange(max(keys, queries)) // layer.window
+        allowed = allowed & (chunk[-queries:, None] == chunk[None, :keys])
+    elif layer.window is not None:
         allowed = allowed & (distance.abs() < layer.window)
     seen = above.any(0) if above.dim() == 3 else above
     if layer.key_budget is not None:

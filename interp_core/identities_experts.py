@@ -23,9 +23,9 @@ __all__ = ["expert_identities", "expert_weights_of"]
 def expert_identities(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
     """Both identities of one layer, as far as its points are captured and its family's routing is known."""
     logits, weights, indices = (get(n, layer.index) for n in ("router_logits", "expert_weights", "expert_indices"))
-    if not facts.routing.scores or logits is None or indices is None:
+    if logits is None or indices is None:
         return
-    if weights is not None:
+    if weights is not None and facts.routing.scores:
         yield _weights(facts.routing, layer, logits, weights, indices, tolerance)
     if facts.routing.ranked:
         yield _choice(layer, logits, indices)
@@ -37,14 +37,30 @@ def expert_weights_of(routing: Routing, logits: Tensor, indices: Tensor) -> Tens
     Raises:
         ValueError: it is not known how this family makes weights of logits.
     """
-    if routing.scores not in ("softmax", "sigmoid"):
+    if routing.scores == "softmax":
+        picked = logits.double().softmax(-1).gather(-1, indices)
+    elif routing.scores == "sigmoid":
+        picked = logits.double().sigmoid().gather(-1, indices)
+    elif routing.scores == "in turn":
+        picked = _in_turn(logits, indices, routing.nearness)
+    else:
         raise ValueError("how this family makes weights of logits is not known")
-    wide = logits.double()
-    scores = wide.softmax(-1) if routing.scores == "softmax" else wide.sigmoid()
-    picked = scores.gather(-1, indices)
     if routing.shares:
         picked = picked / picked.sum(-1, keepdim=True)
     return picked * (routing.scale * routing.factor)
+
+
+def _in_turn(logits: Tensor, indices: Tensor, nearness: float) -> Tensor:
+    """Each choice's share of those that are left and near enough to the largest of them."""
+    import torch
+
+    left, found = logits, []
+    for index in indices.split(1, dim=-1):
+        largest = left.amax(-1, keepdim=True)
+        far = (largest - logits) / logits.abs().clamp(min=largest) > 2 * nearness
+        found.append(left.masked_fill(far, float("-inf")).double().softmax(-1).gather(-1, index))
+        left = left.scatter(-1, index, float("-inf"))
+    return torch.cat(found, dim=-1)
 
 
 def _weights(

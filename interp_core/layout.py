@@ -60,6 +60,7 @@ _WITHIN_MLP: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _ROUTER: Final = ("gate", "router")
 _EXPERTS: Final = ("experts",)
+_BESIDE: Final = ("shared_mlp",)
 
 
 @define(eq=False)
@@ -202,6 +203,8 @@ def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict
                 roles[inner] = part
     if layer.mlp == "sparse":
         roles |= _expert_roles(roles.get("mlp", block), facts.routing.logits_module)
+        if (beside := _child(block, _BESIDE)) is not None:
+            roles["mlp.beside"] = beside
     roles |= _norm_roles(block, facts)
     for role, paths in own.items():
         part = _child(block, paths)

@@ -28,7 +28,12 @@ class Routing:
             so that a change of the logits would come too late.
         indices_slot, weights_slot: places of the chosen experts and of their weights among what the experts are given.
         factor: constant that the sum over the experts is multiplied with, behind the experts.
-        scores: what weights are made from: ``softmax`` or ``sigmoid`` of the logits; empty if that is not known.
+        chosen_slot: place, among what the router returns, of every expert's factor, 0 where it was not chosen; ``None``
+            where the experts are given indices and weights.
+        scores: what weights are made from: ``softmax`` or ``sigmoid`` of the logits, or ``in turn``: each choice is a
+            softmax over what the earlier ones left, as far as it is near enough to the largest. Empty if that is not
+            known.
+        nearness: how near that is: half the largest distance from the largest, relative to it.
         shares: whether weights are shares of the sum of the chosen experts' scores, rather than the scores as they are.
         scale: constant that the router multiplies the weights with.
         ranked: whether the chosen experts are those with the largest logits: no bias and no group has a say.
@@ -39,7 +44,9 @@ class Routing:
     indices_slot: int = 1
     weights_slot: int = 2
     factor: float = 1.0
+    chosen_slot: int | None = None
     scores: str = ""
+    nearness: float = 0.0
     shares: bool = True
     scale: float = 1.0
     ranked: bool = False
@@ -54,7 +61,8 @@ class _Row:
         scores_key: key that names the scores.
         shares_key: key that says whether the weights are shares of their sum, where scores are what ``shares_if`` says.
         shares_if: the scores for which the code reads that key; empty for all.
-        scale_key, factor_key: keys of the two constants.
+        scale_key, factor_key, nearness_key: keys of the three constants.
+        average_key: key whose value ``average`` halves the sum over the experts, where there are shared ones too.
         requires: values that keys must have for what is claimed of the weights to hold.
     """
 
@@ -64,6 +72,8 @@ class _Row:
     shares_if: str = ""
     scale_key: str = ""
     factor_key: str = ""
+    average_key: str = ""
+    nearness_key: str = ""
     requires: Mapping[str, Any] = field(factory=dict)
 
 
@@ -79,12 +89,37 @@ _TABLE: Final[Mapping[str, _Row]] = {
     # A softmax over all experts, and the largest of them
     **dict.fromkeys(("mixtral", "gpt_oss", "qwen3_5_moe_text", "qwen3_vl_moe_text"), _MIXTRAL),
     **dict.fromkeys("qwen2_moe qwen3_moe qwen3_next olmoe flex_olmo mellum".split(), _QWEN),
-    **dict.fromkeys(("granitemoe", "aria_text"), _GRANITE),
+    **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid", "aria_text"), _GRANITE),
+    "granitemoe_swa": _MIXTRAL,
+    "hunyuan_v1_moe": _Row(routing=evolve(_SOFTMAX, logits_module="wg")),
+    "dbrx": _Row(
+        routing=evolve(_SOFTMAX, logits_module="layer"), requires={"ffn_config.moe_normalize_expert_weights": 1.0}
+    ),
+    "cohere2_moe": _Row(
+        routing=Routing(ranked=True),
+        scores_key="expert_selection_fn",
+        shares_key="norm_topk_prob",
+        shares_if="sigmoid",
+        average_key="shared_expert_combination_strategy",
+    ),
+    "phimoe": _Row(routing=Routing(scores="in turn", shares=False, ranked=True), nearness_key="router_jitter_noise"),
+    # Every expert gets every token, times a score that is 0 where the expert was not chosen
+    "llama4_text": _Row(routing=Routing(logits_slot=1, chosen_slot=0, ranked=True)),
+    # Groups of experts, and a softmax
+    "deepseek_v2": _Row(routing=Routing(scores="softmax", shares=False), scale_key="routed_scaling_factor"),
+    "mistral4": _Row(routing=Routing(scores="softmax"), shares_key="norm_topk_prob", scale_key="routed_scaling_factor"),
     "ernie4_5_moe": _Row(routing=evolve(_SOFTMAX, ranked=False)),
     "jamba": _Row(routing=evolve(_SOFTMAX, logits_module=".", shares=False)),
     # A sigmoid, and a bias that only the choice sees
-    **dict.fromkeys("dots1 exaone_moe glm4_moe glm4v_moe_text lfm2_moe solar_open".split(), _BIASED),
+    **dict.fromkeys(
+        "axk1 axk2 deepseek_v3 deepseek_v32 dots1 exaone_moe glm4_moe glm4_moe_lite glm4v_moe_text glm_moe_dsa "
+        "kimi_linear lfm2_moe mimo_v2_flash nemotron_h solar_open".split(),
+        _BIASED,
+    ),
     "minimax_m2": _Row(routing=_SIGMOID),
+    "hy_v3": _Row(routing=_SIGMOID, scale_key="router_scaling_factor"),
+    "laguna": _Row(routing=_SIGMOID, factor_key="moe_routed_scaling_factor"),
+    "minimax_m3_vl_text": _Row(routing=_SIGMOID, factor_key="routed_scaling_factor"),
     "afmoe": _Row(routing=evolve(_SIGMOID, logits_module="gate"), scale_key="route_scale"),
 }
 
@@ -105,12 +140,14 @@ def read_routing(model_type: str, view: ConfigView) -> Routing:
     shares = row.routing.shares
     if row.shares_key and row.shares_if in ("", scores):
         shares = view.flag(row.shares_key)
+    averaged = bool(row.average_key) and view.get(row.average_key) == "average" and view.flag("num_shared_experts")
     return evolve(
         row.routing,
         scores=scores,
         shares=shares,
         scale=_constant(view, row.scale_key),
-        factor=row.routing.factor * _constant(view, row.factor_key),
+        nearness=_constant(view, row.nearness_key),
+        factor=0.5 if averaged else _constant(view, row.factor_key),
     )
 
 

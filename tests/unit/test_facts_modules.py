@@ -95,7 +95,7 @@ _INDEXED = {**_LATENT, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 4
 
 # What a family needs beside that: mixtures of layers, factors that are not 1, norms that are off by default.
 NEEDS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("granite", "granitemoe", "hyperclovax"), _GRANITE),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "hyperclovax"), _GRANITE),
     **{name: _mrope(2, 3, 3) for name in ("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text")},
     **dict.fromkeys(("olmo3", "exaone4", "exaone_moe", "gpt_oss", "mellum", "cwm", "dots1", "ministral"), _TYPED),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
@@ -117,6 +117,15 @@ NEEDS: dict[str, dict[str, Any]] = {
     "glm4v_text": _mrope(2, 3, 3),
     "glm4v_moe_text": _mrope(2, 1, 1),
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    **{name: {**_TYPED, **_GRANITE} for name in ("granite_swa", "granitemoe_swa")},
+    **dict.fromkeys(("laguna", "mimo_v2_flash"), _TYPED),
+    "cohere2_moe": {**_TYPED, "logit_scale": 0.25},
+    "llama4_text": {
+        "layer_types": ["chunked_attention", "full_attention"] * 2,
+        "no_rope_layers": [1] * 4,
+        "moe_layers": [1, 3],
+        "attention_chunk_size": 8,
+    },
     "helium": {"head_dim": 16},  # its output projection is as wide as the residual on both sides
     "jamba": {
         "attn_layer_period": 2,
@@ -161,8 +170,8 @@ ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_
 # Modules of these hold a sublayer together with the residual or its norms: the eager backend's identities hold their
 # rows, and its tests the paths.
 HELD_BY_IDENTITIES = set(
-    "bloom mpt ctrl moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation big_bird "
-    "git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod megatron-bert "
+    "bloom mpt ctrl dbrx moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation "
+    "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod megatron-bert "
     "roberta-prelayernorm xlm-roberta-xl".split()
 )
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.

@@ -79,6 +79,59 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "lfm2_moe": lambda: hf.Lfm2MoeConfig(
         **_GROUPED, **_QWEN, num_dense_layers=1, layer_types=["conv", "full_attention"] * 2, routed_scaling_factor=1.5
     ),
+    "cohere2_moe": lambda: hf.Cohere2MoeConfig(
+        **_WIDE,
+        **_TYPES,
+        num_experts=6,
+        num_experts_per_tok=3,
+        num_shared_experts=1,
+        expert_selection_fn="sigmoid",
+        logit_scale=0.25,
+    ),
+    "dbrx": lambda: hf.DbrxConfig(
+        vocab_size=300,
+        d_model=48,
+        n_heads=4,
+        n_layers=4,
+        max_seq_len=64,
+        attn_config={"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 10000.0},
+        ffn_config={"hidden_size": 48, "ffn_hidden_size": 40, "moe_num_experts": 6, "moe_top_k": 3},
+    ),
+    "granitemoe_swa": lambda: hf.GraniteMoeSWAConfig(
+        **_GROUPED, **_LOCAL, **_TYPES, **_MULTIPLIERS, attention_multiplier=0.1, shared_intermediate_size=40
+    ),
+    "granitemoeshared": lambda: hf.GraniteMoeSharedConfig(
+        **_GROUPED, **_LOCAL, **_MULTIPLIERS, attention_multiplier=0.1, shared_intermediate_size=40
+    ),
+    "hunyuan_v1_moe": lambda: hf.HunYuanMoEV1Config(**_WIDE, num_experts=6, moe_topk=3),
+    "hy_v3": lambda: hf.HYV3Config(**_WIDE, **_QWEN, **_SPARSE, num_shared_experts=1, router_scaling_factor=2.5),
+    "laguna": lambda: hf.LagunaConfig(
+        **_WIDE,
+        **_QWEN,
+        **_TYPES,
+        **_SPARSE,
+        shared_expert_intermediate_size=40,
+        gating="per-element",
+        moe_routed_scaling_factor=2.5,
+        num_attention_heads_per_layer=[4, 2, 4, 2],
+    ),
+    "llama4_text": lambda: hf.Llama4TextConfig(
+        **_WIDE,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        moe_layers=[1, 2, 3],
+        intermediate_size_mlp=80,
+        attention_chunk_size=4,
+        floor_scale=4,
+        no_rope_layer_interval=2,
+    ),
+    "mimo_v2_flash": lambda: hf.MiMoV2FlashConfig(
+        **{**_WIDE, "num_key_value_heads": 1},
+        **_without(_ROUTED, "n_shared_experts"),
+        **_TYPES,
+        **_SPARSE,
+        v_head_dim=8,
+    ),
     "jamba": lambda: hf.JambaConfig(
         **_GROUPED, **_MAMBA, num_experts=6, num_experts_per_tok=3, attn_layer_period=2, attn_layer_offset=1
     ),
@@ -92,7 +145,7 @@ def save(family: str, root: Path) -> str:
 
 
 def _spread(name: str, tensor: Tensor) -> None:
-    if tensor.dim() == 3 and ".experts." in name:
+    if ".experts." in name and (tensor.dim() == 3 or ".experts.mlp." in name):
         tensor.mul_(6.0)
     elif name.endswith((".gate.weight", ".router.weight", ".wg.weight", ".router.layer.weight")):
         tensor.mul_(10.0)
@@ -100,6 +153,9 @@ def _spread(name: str, tensor: Tensor) -> None:
 
 def expert(family: str, experts: Any, number: int, x: Tensor) -> Tensor:
     """What one expert makes of rows ``[pos, d_model]``, from its own weights."""
+    if family == "dbrx":
+        into, linear, out = (getattr(experts.mlp, name).unflatten(0, (6, -1))[number] for name in ("w1", "v1", "w2"))
+        return (F.silu(x @ into.T) * (x @ linear.T)) @ out
     into, out = experts.gate_up_proj[number], experts.down_proj[number]
     if family not in _TRANSPOSED:
         into, out = into.T, out.T
@@ -112,15 +168,15 @@ def expert(family: str, experts: Any, number: int, x: Tensor) -> Tensor:
     return (F.silu(gate) * up) @ out
 
 
-_TRANSPOSED = ("aria_text", "gpt_oss")
+_TRANSPOSED = ("aria_text", "gpt_oss", "llama4_text")
 
 
 def shared(family: str, block: Any, x: Tensor) -> Tensor | float:
-    """What the experts that every token uses make of rows."""
+    """What the experts that every token uses add to the rows of a block (``block``: the whole of it, or its MLP)."""
     if hasattr(block, "shared_expert_gate"):
         return torch.sigmoid(block.shared_expert_gate(x)) * block.shared_expert(x)
     for name in ("shared_experts", "shared_expert", "shared_mlp"):
         part = getattr(block, name, None)
         if part is not None:
-            return part(x)
+            return part(x) * (0.5 if family == "cohere2_moe" else 1.0)
     return 0.0

@@ -110,10 +110,12 @@ class _Watch(TorchFunctionMode):
         self._found = found
         self._layer: Watched | None = None
         self._before_sinks: Tensor | None = None
+        self._sum: Tensor | None = None
+        self._share: Tensor | None = None
 
     def enter(self, layer: Watched) -> None:
         self._layer = layer
-        self._before_sinks = None
+        self._before_sinks = self._sum = self._share = None
 
     def leave(self) -> None:
         self._layer = None
@@ -134,14 +136,23 @@ class _Watch(TorchFunctionMode):
         if func is torch.cat and out.dim() == 4 and args[0][0].shape[-1] == out.shape[-1] - 1:
             # A column of sink logits beside the scores; what follows may shift them all before the softmax.
             self._before_sinks = args[0][0]
+        if func is torch.logsumexp:
+            self._sum = out
+        elif func is Tensor.sigmoid and self._sum is not None and out.shape == self._sum.shape:
+            # The sink comes as a factor on what a row sums up: its share beside the keys.
+            self._share = out
         if func in _SOFTMAX and args[0].dim() in (3, 4) and _over_keys(args, kwargs):
             scores, before = args[0], self._before_sinks
             if before is not None and before.shape[:-1] == out.shape[:-1] and before.shape[-1] == out.shape[-1] - 1:
                 scores, out_of_keys = before, out[..., :-1]
                 changed = self._found(layer, _masked(scores, out_of_keys), out_of_keys)
                 return out if changed is None else torch.cat([changed, out[..., -1:]], dim=-1)
-            changed = self._found(layer, _masked(scores, out), out)
-            return out if changed is None else changed
+            share = None if self._share is None else self._share.unsqueeze(-1).to(out.dtype)
+            probs = out if share is None else out * share
+            changed = self._found(layer, _masked(scores, out), probs)
+            if changed is None or share is None:
+                return out if changed is None else changed
+            return out.where(changed == probs, changed / share)  # the model multiplies by the share behind this
         return out
 
 

@@ -190,9 +190,11 @@ def _add_write(
         return
     axes, _ = axes_of(profile, address)
     placed = tuple((row, write, axes_of(profile, write.address)[1]) for row, write in items)
-    expression = bind(address).writes_through
+    binding = bind(address)
+    expression = binding.writes_through
     site = _last_site(program, expression, address.layer)
-    jobs = site.carried if isinstance(expression, Sum) else site.direct
+    # What is written elsewhere than it is read is only carried there, for the sake of a sum.
+    jobs = site.carried if binding.write is not None and isinstance(expression, Sum) else site.direct
     jobs.append(WriteJob(expression, axes, placed))
 
 
