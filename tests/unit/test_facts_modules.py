@@ -171,8 +171,8 @@ ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_
 # rows, and its tests the paths.
 HELD_BY_IDENTITIES = set(
     "bloom mpt ctrl dbrx moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation "
-    "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod megatron-bert "
-    "roberta-prelayernorm xlm-roberta-xl".split()
+    "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod "
+    "megatron-bert roberta-prelayernorm xlm-roberta-xl".split()
 )
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.
 HELD_BY_WRAPPERS = set(
