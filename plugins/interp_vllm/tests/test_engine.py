@@ -168,6 +168,12 @@ def test_a_factor_before_the_unembedding_is_not_left_out_silently(tmp_path: Path
         load_model(str(tmp_path), "vllm", model_impl="transformers").warmup()
 
 
+def test_layers_of_a_head_are_not_left_out_silently(tmp_path: Path) -> None:
+    transformers.CONFIG_MAPPING["roberta"](is_decoder=True).save_pretrained(tmp_path)
+    with pytest.raises(BackendUnavailable, match="leaves out the layers"):
+        load_model(str(tmp_path), "vllm").warmup()
+
+
 def test_a_kernel_with_other_terms_than_the_configuration_is_not_run(
     vllm_folders: Callable[[str], str], tmp_path: Path
 ) -> None:
