@@ -499,6 +499,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
         attn_gate_per_head=(True, "per-head"),
         attn_gate_activation="softplus",
     ),
+    "minimax_m3_vl_text": evolve(_TYPED, qk_norm="head", activation="swigluoai"),
     "mimo_v2_flash": evolve(
         _TYPED, sinks=True, sliding_sinks=True, sliding_kv_factor=2, value_scale_key="attention_value_scale"
     ),
