@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from test_batches import UNEQUAL
-from tiny_families import PROMPT, save
+from tiny_families import _GROUPED, PROMPT, save, write
 
 from interp_core import Add, Apply, BackendUnavailable, Cache, InterpModel, RequestError, load_model, steer
 
@@ -130,6 +131,32 @@ def stream(model: InterpModel, k: int) -> Any:
     with steer(model, push(model, k)):
         steps = model.generate_stream(PROMPT[: 3 + k], max_tokens=6, ignore_eos=True)
     return ((step.token_id, step.logits) for step in steps)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_state_in_modules_is_of_one_generation_alone(kept: bool, folders: Path, monkeypatch: Any) -> None:
+    """RecurrentGemma has its states in its modules, where the next call finds them."""
+    small = {**_GROUPED, "lru_width": 48, "attention_window_size": 4, "block_types": ["recurrent", "attention"]}
+    folder = write(lambda: hf.RecurrentGemmaConfig(**small), folders / "recurrent_gemma")
+    with load_model(folder, "eager", dtype="float32") as model:
+        backend: Any = model.warmup().session.backend()
+        assert len(backend.places) == 4
+        alone = logits(model, PROMPT), logits(model, PROMPT[:1])
+        if not kept:
+            monkeypatch.setattr(backend, "places", ())
+        beside = logits(model, PROMPT, between=lambda: model.generate(PROMPT[:3], max_tokens=2, ignore_eos=True))
+        after = logits(model, PROMPT[:1])
+    assert torch.equal(beside, alone[0]) is kept
+    assert torch.equal(after, alone[1]) is kept
+
+
+def logits(model: InterpModel, prompt: list[int], between: Callable[[], Any] = lambda: None) -> torch.Tensor:
+    """Of each step of a stream, with another call behind each."""
+    found = []
+    for step in model.generate_stream(prompt, max_tokens=5, ignore_eos=True):
+        found.append(step.logits)
+        between()
+    return torch.stack([row for row in found if row is not None])
 
 
 def test_what_waits_for_a_long_generation_gets_its_turn(llama: InterpModel) -> None:

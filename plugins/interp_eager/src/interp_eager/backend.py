@@ -21,6 +21,7 @@ from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
 from interp_core.trunk import trunk_of
 from interp_eager.attention import Watched, watched
 from interp_eager.batching import forwards, generation_refusal, generations, padding_refusal
+from interp_eager.carried import Place, places
 from interp_eager.collect import Chunk, Collector
 from interp_eager.generation import EagerRun, together
 from interp_eager.program import Program, compile_program
@@ -42,6 +43,7 @@ class EagerBackend:
         self.layout: Layout = Layout({})
         self.end_tokens: frozenset[int] = frozenset()
         self.takes_positions = False
+        self.places: tuple[Place, ...] = ()
         self._unequal: str | None = None
         self._keeps_logits = False
 
@@ -61,11 +63,12 @@ class EagerBackend:
         self._keeps_logits, self.takes_positions = "logits_to_keep" in taken, "position_ids" in taken
         stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         self.end_tokens = end_tokens(self.profile.model_id, stated, self.profile.facts.eos_token_ids)
+        self.places = places(model)
         self.model = model
 
     def shutdown(self) -> None:
         """Drop the model."""
-        self.model, self._given, self.layout = None, None, Layout({})
+        self.model, self._given, self.layout, self.places = None, None, Layout({}), ()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from interp_core.errors import RequestError
 from interp_core.requests import ForwardRequest, ForwardResult, Sampling, Step
 from interp_eager.batching import aligned
+from interp_eager.carried import Carried
 from interp_eager.collect import Chunk, Collector
 from interp_eager.sampling import chosen, most_likely
 
@@ -89,6 +90,7 @@ class Batch:
     collector: Collector = field(factory=Collector)
     failed: bool = False
     _cache: Any = None
+    _carried: Carried | None = None
     _mask: Tensor | None = None
     _done: list[int] = field(factory=list)
     _program: Program | None = None
@@ -107,7 +109,10 @@ class Batch:
             raise RequestError("an earlier step of this generation failed, and its cache is in no known state")
         self._running, self.failed = True, True
         try:
-            logits = self._next() if self._done else self._first()
+            if self._carried is None:
+                self._carried = Carried(self.backend.places)
+            with self._carried.in_place():
+                logits = self._next() if self._done else self._first()
             best, finite = logits.argmax(-1).tolist(), logits.amax(-1).isfinite().tolist()
             for i, row in enumerate(self.rows):
                 if row.live:
@@ -120,7 +125,7 @@ class Batch:
     def free(self) -> None:
         """Let go of the cache once no row goes on; a step that runs in another thread does so at its end."""
         if not self._running and (self.failed or not any(row.live for row in self.rows)):
-            self._cache = self._program = self._mask = None
+            self._cache = self._carried = self._program = self._mask = None
 
     def _first(self) -> Tensor:
         """All prompts; logits ``[rows, vocab]`` after the last token of each."""
