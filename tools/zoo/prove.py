@@ -23,6 +23,7 @@ from interp_core import (
     InterpError,
     InterpModel,
     ModelUnavailable,
+    RequestError,
     inspect_model,
     load_model,
 )
@@ -30,6 +31,7 @@ from interp_core.address import Address
 from interp_core.captures import layers_of, parts_of
 from interp_core.checks import difference
 from interp_core.verdicts import Verification
+from zoo.batches import batch_misfit
 from zoo.build import build
 from zoo.families import UNBUILDABLE
 from zoo.outcome import ABSENT, FAILED, PROVEN, UNCHECKED, UNSERVED, Outcome
@@ -159,7 +161,7 @@ def _prove(record: _Record, path: Path, backend: str) -> None:
             record.whole("unknown", f"the block structure of {profile.facts.model_type!r} is not known")
             return
         _judge(record, model.verify(list(PROMPT)))
-        for check in (_check_blocks, _check_zero_writes, _check_large_writes, _check_logits):
+        for check in (_check_blocks, _check_zero_writes, _check_large_writes, _check_logits, _check_batches):
             check(record, model, served)
     letters = set("".join(record.marks.values()))
     failed = FAILED in letters or record.problems
@@ -318,3 +320,14 @@ def _check_logits(record: _Record, model: InterpModel, served: list[Address]) ->
     if error > _TIGHT:
         record.mark(last, FAILED)
         record.problem(f"decode_residuals({last}) is not the model's logits: error {error:.1e}")
+
+
+def _check_batches(record: _Record, model: InterpModel, served: list[Address]) -> None:
+    try:
+        error = batch_misfit(model, _ends(model, served))
+    except RequestError as refused:
+        # Families without a key/value cache, or with one of their own kind, do not generate here, and say so.
+        (record.doubt if "cache" in str(refused) else record.problem)(f"generation: {refused}")
+        return
+    if error > _TIGHT:
+        record.problem(f"a batch of unequal prompts does not generate what each does alone: error {error:.1e}")

@@ -119,9 +119,34 @@ def test_rotary_frequencies_of_the_longest_row_do_not_reach_the_others(folders: 
         alone = run_with_cache(model, UNEQUAL[1], ["resid_post.3"])["resid_post.3"][0]
         beside = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
         assert difference(beside, alone) < TIGHT
-        monkeypatch.setattr("interp_eager.backend.padding_refusal", lambda model: "")
+        monkeypatch.setattr("interp_eager.backend.padding_refusal", lambda model, facts: "")
         naive = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
         assert difference(naive, alone) > 10 * TIGHT
+
+
+def paligemma(*, causal: bool) -> Callable[[], Any]:
+    images = {"image_size": 16, "patch_size": 8, "hidden_size": 16, "intermediate_size": 16}
+    vision = {**images, "num_hidden_layers": 1, "num_attention_heads": 2, "model_type": "siglip_vision_model"}
+    text = {**_WIDE, "model_type": "gemma", "use_bidirectional_attention": not causal}
+    return lambda: hf.PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=48, image_token_index=299)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_wrapper_that_counts_positions_from_one(causal: bool, folders: Path, monkeypatch: Any) -> None:
+    """PaliGemma, whose attention is not causal either, unless its configuration says so."""
+    auto = hf.AutoModelForImageTextToText
+    name = f"paligemma-{'causal' if causal else 'whole'}"
+    with loaded(tiny_families.write(paligemma(causal=causal), folders / name, auto)) as model:
+        backend: Any = model.session.backend()
+        assert (backend.unequal_refusal == "") is causal
+        assert misfit(model) < TIGHT
+        alone = run_with_cache(model, UNEQUAL[1], ["resid_post.3"])["resid_post.3"][0]
+        beside = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
+        assert difference(beside, alone) < TIGHT
+        monkeypatch.setattr(generation, "FIRST_POSITION", {})
+        monkeypatch.setattr("interp_eager.backend.padding_refusal", lambda model, facts: "")
+        naive = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
+        assert (misfit(model) if causal else difference(naive, alone)) > 10 * TIGHT
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])

@@ -75,7 +75,7 @@ class EagerBackend:
     def run(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
         """One forward per batch of requests, padded on the right where prompts are of unequal length."""
         results: list[ForwardResult] = []
-        for batch in forwards(requests, unequal=not padding_refusal(self.model)):
+        for batch in forwards(requests, unequal=not padding_refusal(self.model, self.profile.facts)):
             results.extend(self._forward(batch))
         return results
 

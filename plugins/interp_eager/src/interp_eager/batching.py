@@ -6,13 +6,15 @@ which modelling code counts in columns, are then right for every row. That takes
 trunk that carries a state from token to token (state spaces, convolutions, compressed keys) has none to move, so
 there only prompts of one length go together.
 
-Where rotary frequencies depend on the longest row of a batch, even a forward takes prompts of one length only.
+Where rotary frequencies depend on the longest row of a batch, or masks on whether one is given, even a forward takes
+prompts of one length only.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from torch import Tensor
@@ -20,17 +22,26 @@ from torch import Tensor
 from interp_core.facts import ModelFacts
 from interp_core.requests import ForwardRequest
 
-__all__ = ["aligned", "forwards", "generations", "generation_refusal", "padding_refusal"]
+__all__ = ["FIRST_POSITION", "aligned", "forwards", "generation_refusal", "generations", "padding_refusal"]
 
 _MAX_TOKENS: Final = 16384
 """Tokens of one padded forward, or columns of one batch's cache; longer lists of prompts run as several."""
+
+FIRST_POSITION: Final = MappingProxyType({"paligemma": 1})
+"""The number of the first position, by ``model_type`` of the whole model, where it is not 0."""
+
+_WIDENED: Final = frozenset({"git"})
+"""Trunks that take any mask of a later step to be narrower than the cache."""
 
 _WITHOUT_IDS: Final = ("alibi", "none")
 """Kinds of positions that need no ``position_ids``: they follow the mask, or there are none."""
 
 
-def padding_refusal(model: Any) -> str:
+def padding_refusal(model: Any, facts: ModelFacts) -> str:
     """Why prompts of unequal length cannot share a forward of this model; empty if they can."""
+    if not all(layer.causal for layer in facts.layers):
+        # Measured on PaliGemma with a fused kernel: with a mask its attention is causal, and without one it is not.
+        return "its attention is not causal, and its modelling code treats prompts with and without a mask differently"
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     per_kind = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     if any(found.get("rope_type") == "longrope" for found in per_kind):
@@ -55,9 +66,11 @@ def generation_refusal(model: Any, facts: ModelFacts, cache: Any) -> str:
     kinds = {type(layer) for layer in cache.layers}
     if odd := sorted(kind.__name__ for kind in kinds - {DynamicLayer, DynamicSlidingWindowLayer}):
         return f"its cache has layers of another kind ({', '.join(odd)})"
+    if facts.model_type in _WIDENED:
+        return "its modelling code widens the mask by image tokens, also where there is no image"
     if facts.positions not in _WITHOUT_IDS and "position_ids" not in inspect.signature(model.forward).parameters:
         return "its forward takes no positions"
-    return padding_refusal(model)
+    return padding_refusal(model, facts)
 
 
 def forwards(requests: Sequence[ForwardRequest], *, unequal: bool) -> list[list[ForwardRequest]]:
