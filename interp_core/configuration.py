@@ -55,12 +55,17 @@ def _local_values(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelUnavailable(f"{path} holds no config.json, so it is not a checkpoint folder")
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelUnavailable(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelUnavailable(f"{file} is not a JSON object")
     return values
+
+
+def _special_float(found: dict[str, Any]) -> Any:
+    """What JSON has no number for, as transformers writes it into a configuration; any other object as it is."""
+    return float(found["__float__"]) if found.keys() == {"__float__"} else found
 
 
 def _hub_values(model_id: str) -> dict[str, Any]:

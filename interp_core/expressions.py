@@ -2,9 +2,9 @@
 
 A :class:`Read` leaf names a module by *role* (``attn``, ``attn.o_proj``, ``mlp.down_proj``, ...) and a side
 of it. Above leaves stand :class:`Slice` (part of a fused projection), :class:`Permute` (axes in another order),
-:class:`Scale` (a multiplier applied outside any module), :class:`Sum` (a tensor that exists only as a sum) and
-:class:`Derived` (a function of a tensor, which is only read). Values are flat: the last axis is the product of
-the point's axes.
+:class:`Scale` (a multiplier applied outside any module), :class:`Learned` (weights that the model applies outside any
+module), :class:`Sum` (a tensor that exists only as a sum) and :class:`Derived` (a function of a tensor, which is only
+read). Values are flat: the last axis is the product of the point's axes.
 
 Nothing here imports torch: the functions use only methods of the tensors that they are given.
 """
@@ -23,6 +23,7 @@ __all__ = [
     "Binding",
     "Derived",
     "Expression",
+    "Learned",
     "Permute",
     "Place",
     "Read",
@@ -86,6 +87,32 @@ class Scale:
     factor: float
 
 
+@frozen(eq=False)
+class Learned:
+    """A tensor plus a bias, times a weight, which are parameters that the model applies outside any module's forward.
+
+    Attributes:
+        of: the tensor.
+        owner: the module that holds the parameters, as a binding finds it.
+        weight, bias: their names there; they have one element per channel, or one in all. An empty bias is none.
+    """
+
+    of: Expression
+    owner: Any
+    weight: str
+    bias: str = ""
+
+    def applied(self, value: Any) -> Any:
+        """What the model makes of the tensor's value."""
+        shifted = value + getattr(self.owner, self.bias) if self.bias else value
+        return shifted * getattr(self.owner, self.weight)
+
+    def undone(self, value: Any) -> Any:
+        """The tensor's value that gives ``value``."""
+        shifted = value / getattr(self.owner, self.weight)
+        return shifted - getattr(self.owner, self.bias) if self.bias else shifted
+
+
 @frozen
 class Sum:
     """Two tensors' sum. It is complete, and written, at the site of ``second``."""
@@ -121,7 +148,7 @@ class Derived:
     function: Callable[..., Any]
 
 
-Expression = Read | Slice | Permute | Scale | Sum | Derived
+Expression = Read | Slice | Permute | Scale | Learned | Sum | Derived
 
 
 @frozen
@@ -179,6 +206,8 @@ def read_value(expression: Expression, leaf: Callable[[Read], Any], place: Place
     inner = read_value(expression.of, leaf, place)
     if isinstance(expression, Scale):
         return inner * expression.factor
+    if isinstance(expression, Learned):
+        return expression.applied(inner)
     if isinstance(expression, Permute):
         return _permuted(inner, expression.shape, expression.order)
     return _flat(_part(inner, expression), inner.dim() - 1)
@@ -187,18 +216,22 @@ def read_value(expression: Expression, leaf: Callable[[Read], Any], place: Place
 def write_value(expression: Expression, leaf: Callable[[Read], Any], old: Any, new: Any) -> Any:
     """What the last site's tensor must become so that the expression's value goes from ``old`` to ``new``.
 
-    Where another term stands between, the *difference* is carried; where a constant does, entries that do not change
-    stay. A write that changes nothing is then exactly nothing, whatever the rounding, and a zero through a constant is
-    exactly zero.
+    Where another term stands between, the *difference* is carried; where a constant or a weight does, entries that do
+    not change stay. A write that changes nothing is then exactly nothing, whatever the rounding, and a zero through a
+    constant is exactly zero.
     """
     if isinstance(expression, Read):
         return new
     if isinstance(expression, Scale):
         inner_old = read_value(expression.of, leaf)
         return write_value(expression.of, leaf, inner_old, inner_old.where(new == old, new / expression.factor))
+    if isinstance(expression, Learned):
+        inner_old = read_value(expression.of, leaf)
+        inner_new = expression.undone(new).to(inner_old.dtype)
+        return write_value(expression.of, leaf, inner_old, inner_old.where(new == old, inner_new))
     if isinstance(expression, Sum):
         second_old = read_value(expression.second, leaf)
-        return write_value(expression.second, leaf, second_old, second_old + (new - old))
+        return write_value(expression.second, leaf, second_old, second_old + (new - old).to(second_old.dtype))
     if isinstance(expression, Derived):
         raise ValueError("a derived value is only read")
     inner_old = read_value(expression.of, leaf)
@@ -216,6 +249,8 @@ def spread(expression: Expression, leaf: Callable[[Read], Any], change: Any) -> 
         return change
     if isinstance(expression, Scale):
         return spread(expression.of, leaf, change / expression.factor)
+    if isinstance(expression, Learned):
+        return spread(expression.of, leaf, change / getattr(expression.owner, expression.weight))
     if isinstance(expression, Sum):
         return spread(expression.second, leaf, change)
     if isinstance(expression, Derived):

@@ -8,15 +8,19 @@ in a block, is in a small table per family (:mod:`interp_core.families`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from attrs import field, frozen
 
+from interp_core.contributions import Contributions
 from interp_core.converters import as_tuple
 from interp_core.routing import Routing
 
-__all__ = ["LayerFacts", "ModelFacts"]
+__all__ = ["NORMS", "LayerFacts", "ModelFacts"]
+
+NORMS: Final = ("attn_pre_norm", "attn_post_norm", "mlp_pre_norm", "mlp_post_norm")
+"""The norms that a block may have before and behind its sublayers."""
 
 
 @frozen(kw_only=True)
@@ -46,6 +50,13 @@ class LayerFacts:
         top_k: experts chosen per token.
         n_shared_experts: experts that every token uses.
         parallel: attention and MLP read the same residual (no residual between them).
+        second_mixer: kind of another token mixer beside the first, whose outputs the block adds up; empty if none.
+        attn_scale: factor on query-key products in this layer, where it differs between layers; else ``None``.
+        norms: names of the norms that the block has, where its kind of block has others than the trunk's facts say
+            (``attn_pre_norm``, ``attn_post_norm``, ``mlp_pre_norm``, ``mlp_post_norm``); else ``None``.
+        factors: factors that the block applies outside modules, by the role whose output they multiply; ``attn_skip``
+            and ``mlp_skip`` are those on the residual that the block keeps.
+        absent: points that this kind of block lacks for a reason of its own, by name.
     """
 
     index: int
@@ -67,6 +78,11 @@ class LayerFacts:
     top_k: int = 0
     n_shared_experts: int = 0
     parallel: bool = False
+    second_mixer: str = ""
+    attn_scale: float | None = None
+    norms: tuple[str, ...] | None = None
+    factors: Mapping[str, float] = field(factory=dict, hash=False)
+    absent: Mapping[str, str] = field(factory=dict, hash=False)
 
 
 def _layers(value: Iterable[LayerFacts]) -> tuple[LayerFacts, ...]:
@@ -102,6 +118,7 @@ class ModelFacts:
         norm_on_sum: a block is ``norm(residual + contribution)`` twice: each sum is normalised before anything reads
             it, and a contribution is what is added before that norm.
         adds_residual: ``attn``, ``mlp``: sublayers whose module returns its output plus the residual.
+        contributions: how a block puts its contributions together.
         qk_norm: ``""`` (none), ``head`` (per head) or ``full`` (over all heads at once).
         gainless: points behind norms that have no gain.
         qk_norm_axes: how tensors of these norms lie: ``positions``, ``heads`` (heads before positions) or ``merged``
@@ -118,11 +135,13 @@ class ModelFacts:
         embedding_types: a vector for the kind of token is added to the embeddings.
         embedding_width: width of the embeddings, where a projection makes the residual of them; 0 if there is none.
         head_transform: layers of the model's head stand between the trunk and the unembedding.
+        embedding_learned: whether a learned weight and bias per channel are applied to the embeddings.
         residual_multiplier: factor on each sublayer's contribution.
         halved_every: number of blocks after each of which the residual is halved outside of any module; 0 if never.
         head_scale: factor on the final norm's output before the unembedding.
         logit_multiplier: factor on the unembed output.
         routed_scale: factor that the configuration puts on the weights of the chosen experts.
+        head_scale: factor on the final norm's output before the unembedding.
         attn_scale: factor on query-key products, or ``None`` for ``head_dim ** -0.5``.
         score_terms: what the code does to scores besides scaling, cap and mask, in words; empty if nothing.
         attn_difference: whether ``z`` is a difference between what the two halves of the heads sum up, normalised.
@@ -143,7 +162,7 @@ class ModelFacts:
         quantization: name of the quantisation method, or ``None``.
         eos_token_ids, bos_token_id: special ids of the configuration.
         roles: path within a block of each role whose module has a name of its own in this family; of several, parted
-            by spaces, the first that there is.
+            by spaces, the first that there is. ``{turn}`` is the number of earlier blocks with the same kind of mixer.
         absent: points that this family's code has not, each with the reason.
         extra: whatever an architecture adds, by its own names.
     """
@@ -174,6 +193,7 @@ class ModelFacts:
     final_norm: bool = True
     norm_on_sum: bool = False
     adds_residual: tuple[str, ...] = ()
+    contributions: Contributions = Contributions()
     qk_norm: str = ""
     gainless: tuple[str, ...] = field(default=(), converter=as_tuple)
     qk_norm_axes: str = "positions"
@@ -189,6 +209,7 @@ class ModelFacts:
     embedding_types: bool = False
     embedding_width: int = 0
     head_transform: bool = False
+    embedding_learned: bool = False
     residual_multiplier: float = 1.0
     halved_every: int = 0
     head_scale: float = 1.0
@@ -214,8 +235,8 @@ class ModelFacts:
     quantization: str | None = None
     eos_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     bos_token_id: int | None = None
-    roles: Mapping[str, str] = field(factory=dict)
-    absent: Mapping[str, str] = field(factory=dict)
+    roles: Mapping[str, str] = field(factory=dict, hash=False)
+    absent: Mapping[str, str] = field(factory=dict, hash=False)
     extra: Mapping[str, Any] = field(factory=dict, eq=False)
 
     @classmethod
@@ -232,6 +253,16 @@ class ModelFacts:
     def halved_after(self, layer: int) -> bool:
         """Whether the residual is halved behind a layer's block."""
         return self.halved_every > 0 and (layer + 1) % self.halved_every == 0
+
+    def norms(self, layer: int) -> frozenset[str]:
+        """Names of the norms that a block has, among the four that facts tell."""
+        own = self.layers[layer].norms
+        return frozenset(own if own is not None else (name for name in NORMS if getattr(self, name)))
+
+    def plain_contribution(self, half: str) -> bool:
+        """Whether what ``attn`` or ``mlp`` adds is its output, through a post-norm and a factor at most."""
+        terms = self.contributions.attn_terms if half == "attn" else self.contributions.mlp_terms
+        return not terms and half not in self.contributions.weights and f"{half}_post" not in self.roles
 
     def axis_size(self, axis: str, layer: int | None = None) -> int:
         """Size of a point's axis; ``query`` and ``key`` depend on the input and give 0.

@@ -42,11 +42,11 @@ class ConfigView:
     config: Any = field(repr=False)
 
     def get(self, *names: str) -> Any:
-        """The first stated value of ``names``; a dot leads into a nested configuration or mapping."""
+        """The first stated value of ``names``; a dot leads into a nested configuration, mapping or list."""
         for name in names:
             value = self.config
             for part in name.split("."):
-                value = value.get(part) if isinstance(value, Mapping) else _guarded(value, part)
+                value = _inner(value, part)
                 if value is None:
                     break
             if value is not None:
@@ -155,6 +155,14 @@ def _guarded(owner: Any, name: str) -> Any:
         return getattr(owner, name)
     except Exception:  # noqa: BLE001 - not only AttributeError: per-layer keys and computed keys raise errors of their own.
         return None
+
+
+def _inner(value: Any, part: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(part)
+    if isinstance(value, (list, tuple)):
+        return value[int(part)] if part.isdigit() and int(part) < len(value) else None
+    return _guarded(value, part)
 
 
 def _is_integer(value: Any) -> bool:

@@ -33,6 +33,7 @@ _WORDS: Final = {
     "mlp": "none",
     "moe": "none",
 }
+_CONVOLVED: Final = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 _SLIDING: Final = frozenset({"sliding_attention", "hybrid_sliding"})
 _NO_SOFTMAX: Final = frozenset(
     {"linear_attention", "state_space", "convolution", "recurrent", "cross_attention", "none"}
@@ -63,8 +64,29 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
         values["causal"] = causal
         values["sinkless"] = family.sliding_sinks and mixer not in _SLIDING
         values["parallel"] = parallel and mixer != "none" and values["mlp"] != "none"
+        values |= {"second_mixer": family.second_mixer, "norms": family.mixer_norms.get(mixer)}
+        values["factors"] = _factors(own, family, mixer)
+        values["absent"] = _absent(family, mixer, values["mlp"])
+        if softmax and family.attn_scale_of is not None and values.get("head_dim"):
+            values["attn_scale"] = family.attn_scale_of(values["head_dim"])
         layers.append(LayerFacts(index=index, mixer=mixer, softmax=softmax, **values))
     return tuple(layers)
+
+
+def _factors(view: ConfigView, family: FamilyFacts, mixer: str) -> dict[str, float]:
+    """What the configuration states of the factors that the code applies outside modules; 1 is not kept."""
+    found = {}
+    for role, key in family.factor_keys.items():
+        name = key if isinstance(key, str) else key.get(mixer, "")
+        value = view.number(name) if name else None
+        if value is not None and value != 1.0:
+            found[role] = value
+    return found
+
+
+def _absent(family: FamilyFacts, mixer: str, mlp: str) -> dict[str, str]:
+    here = (a for a in family.absent_in if (not a.mixers or mixer in a.mixers) and a.mlp in ("", mlp))
+    return {point: absence.why for absence in here for point in absence.points}
 
 
 def _stated_kinds(view: ConfigView, family: FamilyFacts, n_layers: int) -> list[str]:
@@ -94,6 +116,9 @@ def _mixers(view: ConfigView, family: FamilyFacts, words: list[str], n_layers: i
         slides = family.windows in ("all", "auto") and bool(view.integer(*_WINDOW))
         words = ["sliding_attention" if slides else "full_attention"] * n_layers
     mixers = [_WORDS.get(word, word) for word in words]
+    if not state_space:
+        # Attention with a short convolution's state beside its keys; with a state space, it is a block of both.
+        mixers = [_CONVOLVED.get(mixer, mixer) for mixer in mixers]
     if state_space:
         # transformers calls state-space layers linear attention too; the state's size tells them apart.
         mixers = ["state_space" if mixer == "linear_attention" else mixer for mixer in mixers]

@@ -66,6 +66,7 @@ def mlp_facts(
         size: the trunk's dimensions.
         word: the configuration's own word for the layer's kind; empty if it has none.
         alone: the layer's mixer is its only sublayer.
+        own_keys: the family's own keys of a dense MLP's width.
     """
     if alone:
         return {"mlp": "none"}
@@ -77,7 +78,7 @@ def mlp_facts(
             "top_k": view.item(index, *_TOP_K) or 0,
             "n_shared_experts": max(_n_shared(view, index), family.shared_experts),
         }
-    width = _dense_width(view, index, size)
+    width = _dense_width(view, index, size, family.d_mlp_keys)
     return {"mlp": "dense", "d_mlp": width // 2 if family.mlp_width_of_both else width}
 
 
@@ -135,8 +136,8 @@ def _n_shared(view: ConfigView, index: int) -> int:
     return 1 if (view.integer(*_ONE_SHARED) or 0) > 0 else 0
 
 
-def _dense_width(view: ConfigView, index: int, size: Dimensions) -> int:
-    width = view.item(index, *_D_MLP)
+def _dense_width(view: ConfigView, index: int, size: Dimensions, own_keys: tuple[str, ...]) -> int:
+    width = view.item(index, *own_keys, *_D_MLP)
     if width is None:
         # The old decoders: four times the residual's width, unless a factor is stated.
         return (view.integer("expansion_ratio", "intermediate_multiple_size") or 4) * size.d_model

@@ -7,6 +7,7 @@ families, and a trunk that has no row there says so by ``structure_known=False``
 
 from __future__ import annotations
 
+import struct
 from math import log
 from typing import Any, Final
 
@@ -180,6 +181,7 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "final_norm": family.final_norm,
         "norm_on_sum": family.norm_on_sum,
         "adds_residual": family.adds_residual,
+        "contributions": family.contributions,
         "qk_norm": family.qk_norm if has_qk_norm else "",
         "gainless": family.gainless,
         "qk_norm_axes": family.qk_norm_axes,
@@ -215,6 +217,8 @@ def _gate(view: ConfigView, family: FamilyFacts) -> str:
 def _positions(view: ConfigView, family: FamilyFacts) -> str:
     if view.get("alibi", "attn_config.alibi") is True:
         return "alibi"
+    if family.rotary_if is not None and view.get(family.rotary_if[0]) != family.rotary_if[1]:
+        return "none"
     if family.positions:
         return family.positions
     if view.get("position_embedding_type") == "nope":
@@ -242,9 +246,12 @@ def _scaling(view: ConfigView, family: FamilyFacts, size: Dimensions) -> dict[st
     rooted = family.embedding_root and _switched(view, family.embedding_root_key)
     root = size.d_model**0.5 if rooted else 1.0
     width = (view.integer(family.embedding_width_key) if family.embedding_width_key else None) or size.d_model
+    if family.embedding_rounded:
+        root = _bfloat16(root)
     return {
         "embedding_scale": root * (view.number("embedding_multiplier", "scale_emb") or 1.0),
         "embedding_scale_inside": family.embedding_scale_inside,
+        "embedding_learned": family.embedding_learned,
         "embedding_norm": family.embedding_norm and _switched(view, family.embedding_norm_key),
         "embedding_types": family.embedding_types,
         "embedding_width": width if width != size.d_model else 0,
@@ -264,6 +271,14 @@ def _residual_multiplier(view: ConfigView, family: FamilyFacts, size: Dimensions
     if by_depth is not None:
         return float(by_depth / size.n_layers**0.5)
     return view.number("residual_multiplier") or 1.0
+
+
+def _bfloat16(value: float) -> float:
+    """A positive number as bfloat16 keeps it: the upper half of a float32, rounded to the nearest, ties to even."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    (rounded,) = struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))
+    return float(rounded)
 
 
 def _head(view: ConfigView, family: FamilyFacts, wrapper: str | None) -> tuple[dict[str, Any], bool]:

@@ -2,18 +2,38 @@
 
 Every row was read off the modelling source of transformers 5.19. A family without a row has its dimensions
 read all the same, and its layer points refused: a guess here would be a right shape with a wrong tensor.
-Left out on purpose: trunks with several residual streams, several mixers or MLPs side by side.
+Left out on purpose: trunks with several residual streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
-__all__ = ["BARE_HEADS", "FAMILIES", "SCALED_HEADS", "UNKNOWN_FAMILY", "FamilyFacts"]
+from interp_core.contributions import Contributions, Weights
+from interp_core.converters import as_frozenset, as_tuple
+
+__all__ = ["BARE_HEADS", "FAMILIES", "SCALED_HEADS", "UNKNOWN_FAMILY", "Absence", "FamilyFacts"]
+
+
+@frozen
+class Absence:
+    """Points that blocks of some kinds lack, for a reason of the family's own.
+
+    Attributes:
+        points: their names.
+        why: the reason, as a refusal says it.
+        mixers: kinds of the mixer that they are absent with; empty for all.
+        mlp: kind of MLP that they are absent with; empty for all.
+    """
+
+    points: tuple[str, ...] = field(converter=as_tuple)
+    why: str
+    mixers: frozenset[str] = field(default=frozenset(), converter=as_frozenset)
+    mlp: str = ""
 
 
 @frozen(kw_only=True)
@@ -83,6 +103,16 @@ class FamilyFacts:
         requires: values that configuration keys must have for the row to hold.
         equal_keys: pairs of configuration keys whose values must be equal for the row to hold.
         otherwise: the row of the form for which they do not.
+        contributions: as in ``ModelFacts``.
+        second_mixer: kind of a token mixer beside the first one, in every block.
+        rotary_if: a configuration key and the value without which no positions are given; empty if there is none.
+        embedding_rounded: the root of ``d_model`` is kept in bfloat16.
+        embedding_learned: as in ``ModelFacts``.
+        d_mlp_keys: configuration keys of a dense MLP's width, looked for before the usual ones.
+        attn_scale_of: factor on query-key products by the head's width, where it is not its inverse root.
+        mixer_norms: norms of the blocks of a kind of mixer, where they are not the trunk's.
+        factor_keys: configuration keys of ``LayerFacts.factors``; by mixer, where they differ. ``key.0`` is an element.
+        absent_in: points that blocks of some kinds have not.
     """
 
     norm: str = "rms"
@@ -151,6 +181,16 @@ class FamilyFacts:
     requires: Mapping[str, Any] = field(factory=dict)
     equal_keys: tuple[tuple[str, str], ...] = ()
     otherwise: FamilyFacts | None = None
+    contributions: Contributions = Contributions()
+    second_mixer: str = ""
+    rotary_if: tuple[str, Any] | None = None
+    embedding_rounded: bool = False
+    embedding_learned: bool = False
+    d_mlp_keys: tuple[str, ...] = ()
+    attn_scale_of: Callable[[int], float] | None = None
+    mixer_norms: Mapping[str, tuple[str, ...]] = field(factory=dict)
+    factor_keys: Mapping[str, str | Mapping[str, str]] = field(factory=dict)
+    absent_in: tuple[Absence, ...] = ()
 
 
 UNKNOWN_FAMILY: Final = FamilyFacts(
@@ -225,6 +265,62 @@ _MIXED_AT_THE_INPUT: Final = {
     "nothing is weighted behind them; router_logits, through a sigmoid, are the factors"
 }
 _POSITION_FACTOR: Final = "a factor on queries that grows with their position"
+_ALONE: Final = FamilyFacts(windows="typed", positions="none", gated_mlp=False)
+# One transformer block, whose parameters several blocks share, feeds the state space of each of them.
+_FEEDS: Final = "attention and MLP of this block feed its state space, which alone is added to the residual"
+_SHARED_BLOCK: Final = FamilyFacts(
+    windows="typed",
+    positions="none",
+    attn_scale_of=lambda width: (width / 2) ** -0.5,
+    contributions=Contributions(attn_terms=("attn.fed",), mlp_reads="attn_out"),
+    roles={
+        "attn": "shared_transf.self_attn shared_transformer.self_attn mamba",
+        "attn.fed": "mamba_decoder.mamba",
+        "attn.v_adapter": "shared_transformer.self_attn.linear_v_adapter_list.{turn}",
+        "mlp": "shared_transf.feed_forward shared_transformer.feed_forward",
+        "mlp.gate_up_adapter": "shared_transformer.feed_forward.gate_up_proj_adapter_list.{turn}",
+    },
+    absent_in=(
+        Absence(["mlp_out_post"], _FEEDS, {"hybrid"}),
+        Absence(["resid_mid"], f"{_FEEDS}, so nothing lies between them", {"hybrid"}),
+        Absence(
+            ["attn_in"],
+            "attention of this block reads the residual and the embeddings side by side, which is twice as wide",
+            {"hybrid"},
+        ),
+    ),
+)
+_GEMMA4: Final = evolve(
+    _GEMMA,
+    attn_post_norm=True,
+    mlp_post_norm=True,
+    windows="typed",
+    qk_norm="head",
+    final_softcap=True,
+    attn_scale=1.0,
+    requires={"use_bidirectional_attention": "vision"},
+    # The block's output as a whole is multiplied by a weight of the checkpoint.
+    contributions=Contributions(
+        mlp_terms=("mlp_post_norm", "per_layer_input"),
+        mlp_skip="learned",
+        weights={"mlp": Weights("block", "layer_scalar"), "mlp_skip": Weights("block", "layer_scalar")},
+    ),
+    roles={
+        "attn.v_norm": "self_attn.v_norm",
+        "per_layer_input": "post_per_layer_input_norm",
+        # The router and the experts stand in the block, beside the MLP.
+        "mlp.router": "router",
+        "mlp.router_logits": "router.proj",
+        "mlp.experts": "experts",
+    },
+    absent_in=(
+        Absence(
+            ["mlp_in"],
+            "the dense MLP and the experts of this block each read the residual through a norm of their own",
+            mlp="sparse",
+        ),
+    ),
+)
 
 _TABLE: Final[dict[str, FamilyFacts]] = {
     # Llama and its kin
@@ -543,6 +639,110 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
             "mlp_pre_norm": "ln2",
         },
     ),
+    "falcon_h1": FamilyFacts(
+        embedding_scale_inside=False,
+        logit_multiplier_keys=("lm_head_multiplier",),
+        second_mixer="state_space",
+        roles={"attn.beside": "mamba"},
+        contributions=Contributions(attn_terms=("attn.beside", "attn")),
+        factor_keys={
+            "attn.beside": "ssm_out_multiplier",
+            "attn": "attention_out_multiplier",
+            "mlp.gate_proj": "mlp_multipliers.0",
+        },
+    ),
+    "granitemoehybrid": evolve(
+        _GRANITE,
+        windows="typed",
+        positions="",
+        rotary_if=("position_embedding_type", "rope"),
+        d_mlp_keys=("shared_intermediate_size",),
+        roles={"mlp": "block_sparse_moe shared_mlp"},
+    ),
+    "kimi_linear": evolve(_TYPED, positions="none"),
+    "olmo_hybrid": evolve(
+        _POST_NORM,
+        qk_norm="full",
+        windows="typed",
+        positions="",
+        mixer_norms={"linear_attention": ("attn_pre_norm", "mlp_pre_norm")},
+    ),
+    "recurrent_gemma": FamilyFacts(
+        windows="typed",
+        embedding_root=True,
+        embedding_rounded=True,
+        embedding_scale_inside=False,
+        final_softcap=True,
+    ),
+    "zamba": _SHARED_BLOCK,
+    "zamba2": evolve(_SHARED_BLOCK, positions="", rotary_if=("use_mem_rope", True)),
+    # The residual that a sublayer is added to is the sublayer's own normed input, times a factor
+    "minimax": evolve(
+        _TYPED,
+        contributions=Contributions(attn_skip="normed", mlp_skip="normed"),
+        requires={"sliding_window": None},
+        factor_keys={
+            "attn": {"full_attention": "full_attn_beta_factor", "linear_attention": "linear_attn_beta_factor"},
+            "attn_skip": {"full_attention": "full_attn_alpha_factor", "linear_attention": "linear_attn_alpha_factor"},
+            "mlp": "mlp_beta_factor",
+            "mlp_skip": "mlp_alpha_factor",
+        },
+    ),
+    # Learned weights on the residual
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
+    "doge": evolve(
+        _SLIDING,
+        qk_norm="head",
+        score_terms="a mask that attention computes from its values",
+        contributions=Contributions(
+            attn_skip="learned",
+            mlp_skip="learned",
+            weights={
+                "attn_skip": Weights("block", "input_residual"),
+                "mlp_skip": Weights("block", "post_attention_residual"),
+            },
+        ),
+        absent_in=(
+            Absence(
+                ["router_logits", "expert_weights", "expert_indices"],
+                "experts are the pairs of two halves of a key, and no module gives a logit or a weight for each",
+                mlp="sparse",
+            ),
+        ),
+    ),
+    "zaya": evolve(
+        _TYPED,
+        qk_norm="head",
+        embedding_learned=True,
+        roles={
+            "attn.split": "self_attn.qkv_proj",
+            "attn.qk_norm": "self_attn.qk_norm",
+            "attn_join": "post_attention_residual_scale",
+            "mlp_join": "post_mlp_residual_scale",
+        },
+        contributions=Contributions(
+            attn_skip="learned",
+            mlp_skip="learned",
+            weights={
+                "attn": Weights("attn_join", "hidden_states_scale", "hidden_states_bias"),
+                "mlp": Weights("mlp_join", "hidden_states_scale", "hidden_states_bias"),
+                "attn_skip": Weights("attn_join", "residual_scale", "residual_bias"),
+                "mlp_skip": Weights("mlp_join", "residual_scale", "residual_bias"),
+            },
+        ),
+    ),
+    # Short convolutions behind the sublayers, and inside attention
+    "inkling_text": evolve(
+        _TYPED,
+        qk_norm="head",
+        head_divisor_key="logits_mup_width_multiplier",
+        score_terms="a learned bias by distance, and a factor by position",
+        attn_scale_of=lambda width: 1.0 / width,
+        roles={"attn_post": "attn_sconv", "mlp_post": "mlp_sconv", "attn.v_proj": "self_attn.v_sconv"},
+    ),
+    # State spaces, attention, MLPs and experts, each alone in a block
+    "nemotron_h": _ALONE,
     # State spaces alone: one sublayer per block
     "mamba": _MAMBA,
     "mamba2": _MAMBA,
@@ -562,5 +762,7 @@ BARE_HEADS: Final = frozenset(
 )
 """``model_type`` of wrappers whose logits are the bare unembed output, whatever the text model's own would be."""
 
-SCALED_HEADS: Final = frozenset("cohere_compass granite4_vision hyperclovax_vision_v2".split())
-"""``model_type`` of wrappers that apply the factor of the text model."""
+SCALED_HEADS: Final = frozenset(
+    "cohere_compass gemma4 gemma4_unified granite4_vision hyperclovax_vision_v2 inkling_mm_model".split()
+)
+"""``model_type`` of wrappers that apply the factor, or the cap, of the text model."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from interp_core.checks import Check, Get, difference, misfit
+from interp_core.checks import Check, Get, difference
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.identities_attention import attention_identities
 from interp_core.identities_experts import expert_identities
 from interp_core.identities_streams import stream_identities
 from interp_core.identities_sum_norms import sum_norm_identities, unfitted
+from interp_core.identities_sums import per_channel, sum_identities
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ def capture_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterato
         if facts.norm_on_sum:
             yield from sum_norm_identities(facts, layer, get, tolerance)
         else:
-            yield from _sums(layer, get, tolerance)
+            yield from sum_identities(facts, layer, get, tolerance)
         yield from _neurons(facts, layer, get, tolerance)
         yield from attention_identities(facts, layer, get, tolerance)
         yield from expert_identities(facts, layer, get, tolerance)
@@ -45,6 +46,16 @@ def _start(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[Check]:
     if facts.n_streams > 1:
         # Copies, or projections of the first one: the first stream begins as the embeddings everywhere.
         first = first[:, 0]
+    if facts.embedding_learned:
+        yield Check(
+            identity="embeddings, times one weight per channel and plus one bias, are resid_pre.0",
+            layer=None,
+            proves=("embeddings",),
+            error=difference(per_channel(embeddings, first), first),
+            control=difference(per_channel(embeddings.roll(1, 0), first), first),
+            tolerance=tolerance,
+        )
+        return
     factor = 1.0 if facts.embedding_scale_inside else facts.embedding_scale
 
     def error(rows: Tensor) -> float:
@@ -77,54 +88,6 @@ def _chain(facts: ModelFacts, layer: LayerFacts, get: Get) -> Iterator[Check]:
         error=difference(following, post),
         control=difference(before, post),
         tolerance=0.0,  # one tensor, twice: equal in any precision
-    )
-
-
-def _sums(layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
-    at = layer.index
-    pre, mid, post = get("resid_pre", at), get("resid_mid", at), get("resid_post", at)
-    attn, mlp = get("attn_out_post", at), get("mlp_out_post", at)
-    if pre is not None and post is not None and attn is not None and mlp is not None and layer.parallel:
-        raw_attn, raw_mlp = get("attn_out", at), get("mlp_out", at)
-        yield _sum(
-            "resid_pre + attn_out_post + mlp_out_post is resid_post",
-            at,
-            (pre, attn, mlp),
-            post,
-            (raw_attn, raw_mlp),
-            tolerance,
-        )
-        return
-    if pre is not None and attn is not None and mid is not None:
-        yield _sum("resid_pre + attn_out_post is resid_mid", at, (pre, attn), mid, (get("attn_out", at),), tolerance)
-    if mid is not None and mlp is not None and post is not None:
-        yield _sum("resid_mid + mlp_out_post is resid_post", at, (mid, mlp), post, (get("mlp_out", at),), tolerance)
-
-
-def _sum(
-    identity: str,
-    layer: int,
-    terms: tuple[Tensor, ...],
-    total: Tensor,
-    raw: tuple[Tensor | None, ...],
-    tolerance: float,
-) -> Check:
-    start, *contributions = terms
-    value = start
-    for term in contributions:
-        value = value + term
-    # Where a post-norm or multiplier stands between, the raw outputs must fail; else a missing term must.
-    wrong = start
-    for term, other in zip(contributions, raw, strict=True):
-        wrong = wrong + (other if other is not None and difference(other, term) > 10 * tolerance else 0 * term)
-    name = tuple(f"{site}_out_post" for site in ("attn", "mlp") if site in identity)
-    return Check(
-        identity=identity,
-        layer=layer,
-        proves=(*name, *(("resid_mid",) if "resid_mid" in identity else ()), "resid_pre", "resid_post"),
-        error=misfit(value, total, terms),
-        control=misfit(wrong, total, terms),
-        tolerance=tolerance,
     )
 
 

@@ -37,14 +37,19 @@ def expert_weights_of(routing: Routing, logits: Tensor, indices: Tensor) -> Tens
     Raises:
         ValueError: it is not known how this family makes weights of logits.
     """
-    if routing.scores == "softmax":
-        picked = logits.double().softmax(-1).gather(-1, indices)
-    elif routing.scores == "sigmoid":
-        picked = logits.double().sigmoid().gather(-1, indices)
-    elif routing.scores == "in turn":
+    if routing.scores not in ("softmax", "sigmoid", "in turn") or routing.learned:
+        raise ValueError("how this family makes weights of logits is not known")
+    return _made(routing, logits, indices)
+
+
+def _made(routing: Routing, logits: Tensor, indices: Tensor) -> Tensor:
+    """The weights, but for what the checkpoint has learned of them."""
+    if routing.scores == "in turn":
         picked = _in_turn(logits, indices, routing.nearness)
     else:
-        raise ValueError("how this family makes weights of logits is not known")
+        wide = logits.double()
+        scores = wide.softmax(-1) if routing.scores == "softmax" else wide.sigmoid()
+        picked = scores.gather(-1, indices)
     if routing.shares:
         picked = picked / picked.sum(-1, keepdim=True)
     return picked * (routing.scale * routing.factor)
@@ -69,14 +74,28 @@ def _weights(
     # One expert that gets all of it has the same weight whichever it is.
     certain = layer.top_k == 1 and routing.shares
     other = (indices + 1) % layer.n_experts
+    right, wrong = (_fitted(routing, _made(routing, logits, i), weights, indices) for i in (indices, other))
+    if routing.learned == "token":
+        weights = weights.double() / weights.double().sum(-1, keepdim=True)
     return Check(
         identity=f"expert_weights are the {routing.scores} of router_logits at expert_indices, as the model scales it",
         layer=layer.index,
         proves=("expert_weights",) if certain else ("router_logits", "expert_weights", "expert_indices"),
-        error=difference(expert_weights_of(routing, logits, indices), weights),
-        control=None if certain else difference(expert_weights_of(routing, logits, other), weights),
+        error=difference(right, weights),
+        control=None if certain else difference(wrong, weights),
         tolerance=tolerance,
     )
+
+
+def _fitted(routing: Routing, made: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+    """Weights with what the checkpoint has learned of them: the mean of what it is for each expert, or shares alone."""
+    if routing.learned == "token":
+        return made / made.sum(-1, keepdim=True)
+    if routing.learned == "expert":
+        ratios, chosen = (weights.double() / made).flatten(), indices.flatten()
+        factors = made.new_zeros(int(chosen.max()) + 1).scatter_reduce(0, chosen, ratios, "mean", include_self=False)
+        return made * factors[indices]
+    return made
 
 
 def _choice(layer: LayerFacts, logits: Tensor, indices: Tensor) -> Check:

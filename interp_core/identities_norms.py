@@ -35,7 +35,8 @@ def norm_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[C
                 whole = target[1:] == "_norm_out" and facts.qk_norm == "full"
                 yield _fitted(facts, source, target, at, (before, after), tolerance, whole=whole)
             else:
-                factor = facts.residual_multiplier if target.endswith("_post") else 1.0
+                half = target.removesuffix("_out_post")
+                factor = facts.residual_multiplier * layer.factors.get(half, 1.0) if half != target else 1.0
                 yield _equal(source, target, at, (before * factor, after), tolerance)
     last, final = get("resid_post", facts.n_layers - 1), get("final_norm", None)
     if facts.n_streams == 1 and facts.final_norm and last is not None and final is not None:
@@ -57,17 +58,19 @@ def collapse_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterat
 
 def _sides(facts: ModelFacts, layer: LayerFacts) -> Iterator[tuple[str, str, bool]]:
     """Source, target, and whether a norm stands between them."""
-    several = facts.n_streams > 1
-    residual = "resid_pre" if layer.parallel else "resid_mid"
+    several, norms = facts.n_streams > 1, facts.norms(layer.index)
+    residual = "resid_pre" if layer.parallel or layer.mixer == "none" else "resid_mid"
     # A parallel block whose MLP has no norm of its own reads what attention reads.
-    shared = layer.parallel and not facts.mlp_pre_norm
-    yield ("attn_stream_collapse" if several else "resid_pre"), "attn_in", facts.attn_pre_norm
+    shared = layer.parallel and "mlp_pre_norm" not in norms
+    yield ("attn_stream_collapse" if several else "resid_pre"), "attn_in", "attn_pre_norm" in norms
     if shared:
         yield "attn_in", "mlp_in", False
     else:
-        yield ("mlp_stream_collapse" if several else residual), "mlp_in", facts.mlp_pre_norm
-    yield "attn_out", "attn_out_post", facts.attn_post_norm
-    yield "mlp_out", "mlp_out_post", facts.mlp_post_norm
+        source = "mlp_stream_collapse" if several else facts.contributions.mlp_reads or residual
+        yield source, "mlp_in", "mlp_pre_norm" in norms
+    for half in ("attn", "mlp"):
+        if facts.plain_contribution(half):
+            yield f"{half}_out", f"{half}_out_post", f"{half}_post_norm" in norms
     yield "q_norm_in", "q_norm_out", True
     yield "k_norm_in", "k_norm_out", True
 

@@ -7,6 +7,7 @@ have by its facts, and does not, is an error; nothing is guessed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,7 @@ _NOT_THE_TRUNK: Final = ("vision", "visual", "audio", "codec", "qformer", "encod
 _FINAL_NORMS: Final = (
     *("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "layer_norm"),
     *("norm_f", "layernorm", "ln", "LayerNorm", "layernorm_embedding", "ln_out"),
+    "embedding_norm",  # LFM2 calls the norm before the unembedding so
 )
 _HEAD_TRANSFORMS: Final = ("generator_predictions",)
 
@@ -35,12 +37,17 @@ _MLP_PRE_NORMS: Final = (
     "feedforward_layernorm",
     "final_layer_norm",
     "norm_2",
+    "pre_ff_layernorm",
+    "ffn_norm",
+    "channel_pre_norm",
 )
 _ATTN_SUM_NORMS: Final = ("self_attn_layer_norm", "ln_1")
 _MLP_SUM_NORMS: Final = ("final_layer_norm", "ln_2")
 
 _ATTENTION: Final = ("self_attn", "attn", "attention", "self_attention")
-_MLP: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
+# Token mixers that are no softmax attention, and one name for whatever a block of one sublayer holds.
+_MIXERS: Final = (*_ATTENTION, "linear_attn", "mamba", "conv", "temporal_block", "mixer")
+_MLP: Final = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mlp_block")
 
 _WITHIN_ATTENTION: Final[Mapping[str, tuple[str, ...]]] = {
     "attn.o_proj": ("o_proj", "c_proj", "out_proj", "dense"),
@@ -53,10 +60,10 @@ _WITHIN_ATTENTION: Final[Mapping[str, tuple[str, ...]]] = {
     "attn.k_norm": ("k_norm", "k_layernorm", "key_layernorm"),
 }
 _WITHIN_MLP: Final[Mapping[str, tuple[str, ...]]] = {
-    "mlp.down_proj": ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out"),
-    "mlp.gate_proj": ("gate_proj",),
-    "mlp.up_proj": ("up_proj", "c_fc", "dense_h_to_4h", "fc1", "fc_in"),
-    "mlp.gate_up_proj": ("gate_up_proj", "Wi"),
+    "mlp.down_proj": ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "fc_out", "w2", "output_linear"),
+    "mlp.gate_proj": ("gate_proj", "w1"),
+    "mlp.up_proj": ("up_proj", "c_fc", "dense_h_to_4h", "fc1", "fc_in", "w3"),
+    "mlp.gate_up_proj": ("gate_up_proj", "Wi", "input_linear"),
 }
 _ROUTER: Final = ("gate", "router")
 _EXPERTS: Final = ("experts",)
@@ -106,18 +113,24 @@ def find_layout(model: Any, facts: ModelFacts, *, embed: Any = None, lm_head: An
     Raises:
         BackendUnavailable: the list of blocks, or a part that facts promise, is not found.
     """
-    path, blocks = _block_list(model, facts)
-    head = model.get_output_embeddings() if embed is None else lm_head
+    head = _unembedding(model) if embed is None else lm_head
     trunk: dict[str, nn.Module | None] = {
         "embed": model.get_input_embeddings() if embed is None else embed,
-        "final_norm": _final_norm(model, path) if facts.final_norm else None,
         "lm_head": head,
     }
     if facts.head_transform and head is not None:
         trunk |= _head_roles(model, head)
     layout = Layout({role: _only(part) for role, part in trunk.items() if part is not None})
+    if "resid_pre" in facts.absent:
+        return layout  # Nothing inside its blocks is served, and they may be no modules.
+    path, blocks = _block_list(model, facts)
+    final_norm = _final_norm(model, path) if facts.final_norm else None
+    if final_norm is not None:
+        layout.trunk["final_norm"] = final_norm
+    turns: Counter[str] = Counter()
     for layer, block in zip(facts.layers, blocks, strict=True):
-        layout.blocks.append(_block_roles(block, layer, facts))
+        layout.blocks.append(_block_roles(block, layer, facts, turns[layer.mixer]))
+        turns[layer.mixer] += 1
     return layout
 
 
@@ -146,6 +159,13 @@ def _head_roles(model: nn.Module, lm_head: nn.Module) -> dict[str, nn.Module | N
     return {"head_transform": _child(model, _HEAD_TRANSFORMS)}
 
 
+def _unembedding(model: Any) -> nn.Module | None:
+    """The model's own, or that of the language model inside it."""
+    parts: tuple[Any, ...] = (model, getattr(model, "language_model", None))
+    asked = (part.get_output_embeddings() for part in parts if hasattr(part, "get_output_embeddings"))
+    return next((found for found in asked if found is not None), None)
+
+
 def _block_list(model: nn.Module, facts: ModelFacts) -> tuple[str, nn.ModuleList]:
     from torch import nn
 
@@ -157,7 +177,7 @@ def _block_list(model: nn.Module, facts: ModelFacts) -> tuple[str, nn.ModuleList
         and len(module) == n_layers
         and path.rpartition(".")[2] in _LIST_NAMES
         # Any of them: of a trunk that is split into stages, a process holds some blocks only.
-        and any(_child(block, (*_ATTENTION, *_MLP, *own)) is not None for block in module)
+        and any(_child(block, (*_MIXERS, *_MLP, *own)) is not None for block in module)
     ]
     candidates = [(path, module) for path, module in lists if not any(word in path for word in _NOT_THE_TRUNK)]
     # The models that began as encoders call their only trunk so.
@@ -184,10 +204,16 @@ def _child(module: nn.Module, names: Iterable[str]) -> nn.Module | None:
     return None
 
 
-def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict[str, nn.Module]:
+def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts, turn: int) -> dict[str, nn.Module]:
     roles: dict[str, nn.Module] = {"block": block}
-    own = {role: paths.split() for role, paths in facts.roles.items()}
-    for role, names, parts in (("attn", _ATTENTION, _WITHIN_ATTENTION), ("mlp", _MLP, _WITHIN_MLP)):
+    own = {role: path.format(turn=turn).split() for role, path in facts.roles.items()}
+    halves: list[tuple[str, tuple[str, ...], Mapping[str, tuple[str, ...]]]] = []
+    if layer.mixer != "none":
+        halves.append(("attn", _MIXERS, _WITHIN_ATTENTION))
+    if layer.mlp != "none":
+        # Where MLPs are blocks of their own, they have the name of what they stand for.
+        halves.append(("mlp", _MLP if layer.mixer != "none" else (*_MLP, "mixer"), _WITHIN_MLP))
+    for role, names, parts in halves:
         module = _child(block, own.get(role, names))
         if module is None:
             if role == "attn":
@@ -202,10 +228,8 @@ def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict
             if part is not None:
                 roles[inner] = part
     if layer.mlp == "sparse":
-        roles |= _expert_roles(roles.get("mlp", block), facts.routing.logits_module)
-        if (beside := _child(block, _BESIDE)) is not None:
-            roles["mlp.beside"] = beside
-    roles |= _norm_roles(block, facts)
+        roles |= _expert_roles(block, roles.get("mlp", block), facts.routing.logits_module)
+    roles |= _norm_roles(block, facts.norms(layer.index), on_sum=facts.norm_on_sum)
     for role, paths in own.items():
         part = _child(block, paths)
         if part is not None:
@@ -213,27 +237,27 @@ def _block_roles(block: nn.Module, layer: LayerFacts, facts: ModelFacts) -> dict
     return roles
 
 
-def _expert_roles(mlp: nn.Module, logits_module: str) -> dict[str, nn.Module]:
+def _expert_roles(block: nn.Module, mlp: nn.Module, logits_module: str) -> dict[str, nn.Module]:
     """The parts of a mixture of experts that this model has: another engine may fuse some of them."""
     router = _child(mlp, _ROUTER)
-    found = {"mlp.router": router, "mlp.experts": _child(mlp, _EXPERTS)}
+    found = {"mlp.router": router, "mlp.experts": _child(mlp, _EXPERTS), "mlp.beside": _child(block, _BESIDE)}
     if router is not None and logits_module:
         found["mlp.router_logits"] = router if logits_module == "." else _child(router, (logits_module,))
     return {role: module for role, module in found.items() if module is not None}
 
 
-def _norm_roles(block: nn.Module, facts: ModelFacts) -> dict[str, nn.Module]:
+def _norm_roles(block: nn.Module, norms: frozenset[str], *, on_sum: bool) -> dict[str, nn.Module]:
     """Which norm is which depends on how many there are: ``post_attention_layernorm`` is two different things."""
     names: dict[str, tuple[str, ...]] = {}
-    if facts.norm_on_sum:
+    if on_sum:
         names = {"attn_sum_norm": _ATTN_SUM_NORMS, "mlp_sum_norm": _MLP_SUM_NORMS}
-    if facts.attn_post_norm:
+    if "attn_post_norm" in norms:
         names["attn_post_norm"] = ("post_self_attn_layernorm", "post_norm1", "post_attention_layernorm")
-    if facts.mlp_post_norm:
+    if "mlp_post_norm" in norms:
         names["mlp_post_norm"] = ("post_norm2", "post_mlp_layernorm", "post_feedforward_layernorm")
-    if facts.mlp_pre_norm:
+    if "mlp_pre_norm" in norms:
         names["mlp_pre_norm"] = ("pre_feedforward_layernorm", "pre_mlp_layernorm")
-        if not facts.attn_post_norm:
+        if "attn_post_norm" not in norms:
             names["mlp_pre_norm"] += _MLP_PRE_NORMS
         elif hasattr(block, "post_self_attn_layernorm") or hasattr(block, "post_norm1"):
             names["mlp_pre_norm"] = ("post_attention_layernorm",)

@@ -76,6 +76,8 @@ def _no_gate(facts: ModelFacts) -> str:
 def _in_layer(name: str, layer: LayerFacts, facts: ModelFacts) -> str:
     if layer.mixer == "cross_attention":
         return "this layer attends to what an image or the like gives it, and is passed over where there is none"
+    if name in layer.absent:
+        return layer.absent[name]
     for names, reason in _LAYER_RULES.items():
         if name in names:
             found = reason(layer)

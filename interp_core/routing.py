@@ -36,6 +36,8 @@ class Routing:
         nearness: how near that is: half the largest distance from the largest, relative to it.
         shares: whether weights are shares of the sum of the chosen experts' scores, rather than the scores as they are.
         scale: constant that the router multiplies the weights with.
+        learned: what of the weights is a parameter of the checkpoint, so that logits and configuration do not give it:
+            ``token`` (a factor on all of a token's weights) or ``expert`` (one for each expert); empty for nothing.
         ranked: whether the chosen experts are those with the largest logits: no bias and no group has a say.
     """
 
@@ -49,6 +51,7 @@ class Routing:
     nearness: float = 0.0
     shares: bool = True
     scale: float = 1.0
+    learned: str = ""
     ranked: bool = False
 
 
@@ -108,6 +111,7 @@ _TABLE: Final[Mapping[str, _Row]] = {
     # Groups of experts, and a softmax
     "deepseek_v2": _Row(routing=Routing(scores="softmax", shares=False), scale_key="routed_scaling_factor"),
     "mistral4": _Row(routing=Routing(scores="softmax"), shares_key="norm_topk_prob", scale_key="routed_scaling_factor"),
+    "gemma4_text": _Row(routing=evolve(_SOFTMAX, logits_module="proj", learned="expert")),
     "ernie4_5_moe": _Row(routing=evolve(_SOFTMAX, ranked=False)),
     "jamba": _Row(routing=evolve(_SOFTMAX, logits_module=".", shares=False)),
     # A sigmoid, and a bias that only the choice sees
@@ -120,6 +124,8 @@ _TABLE: Final[Mapping[str, _Row]] = {
     "hy_v3": _Row(routing=_SIGMOID, scale_key="router_scaling_factor"),
     "laguna": _Row(routing=_SIGMOID, factor_key="moe_routed_scaling_factor"),
     "minimax_m3_vl_text": _Row(routing=_SIGMOID, factor_key="routed_scaling_factor"),
+    # Shares of a sum that shared experts are in too, times a number of the checkpoint
+    "inkling_text": _Row(routing=evolve(_SIGMOID, learned="token")),
     "afmoe": _Row(routing=evolve(_SIGMOID, logits_module="gate"), scale_key="route_scale"),
 }
 

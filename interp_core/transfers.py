@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
@@ -18,6 +18,9 @@ from interp_core.checks import Check, difference
 from interp_core.functions import run_with_cache
 from interp_core.operations import Replace
 from interp_core.profile import ModelProfile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["transfer_identities"]
 
@@ -39,6 +42,8 @@ _FEEDS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
     (("mlp_act",), ("mlp_out",)),
     (("mlp_out",), ("mlp_out_post",)),
     (("resid_mid", "mlp_out"), ("resid_post",)),
+    # Where the MLP feeds a mixer, which reads the residual too.
+    (("resid_pre", "mlp_out"), ("attn_out_post",)),
     (("final_norm",), ("lm_head",)),
 )
 """Points that are written together, and what they feed: the first of these that is served is read."""
@@ -63,14 +68,22 @@ def transfer_identities(
         jobs = [job for job in _transfers(here, sources, fed) if needed & {(a.name, a.layer) for a in job.sources}]
         # Where what is read is what the next layer's write replaces, every other layer at a time.
         groups = [jobs[0::2], jobs[1::2]] if sources == ("resid_pre",) else [jobs]
+        if any(_share(here, job) is not None for job in jobs):
+            groups = [[job] for job in jobs]  # the other terms must be those of this prompt
         for group in groups:
             if group:
                 yield from _transferred(here, there, group, tolerance)
+    if here.model.facts.contributions.mlp_terms:
+        for name, layer in sorted((name, layer) for name, layer in needed if layer is not None):
+            if name == "mlp_out":
+                yield from _effect(here, there, layer, tolerance)
 
 
 def _transfers(here: Capture, sources: tuple[str, ...], fed: tuple[str, ...]) -> Iterator[_Transfer]:
     profile = here.model.profile
     if any(name not in profile.specs for name in sources):
+        return
+    if sources == ("resid_pre", "mlp_out") and profile.facts.contributions.mlp_reads != "attn_out":
         return
     for layer in layers_of(profile.specs[sources[0]], profile):
         addresses = tuple(Address(name, layer) for name in sources)
@@ -79,6 +92,48 @@ def _transfers(here: Capture, sources: tuple[str, ...], fed: tuple[str, ...]) ->
         target = next((t for name in fed for t in _places(profile, name, layer) if t in here.rows), None)
         if target is not None:
             yield _Transfer(addresses, target)
+
+
+_CAUSES: Final = ("mlp_in", "mlp_act", "expert_weights")
+"""Points that change nothing of a block but its MLP's output, and what follows."""
+
+
+def _effect(here: Capture, there: Capture, layer: int, tolerance: float) -> Iterator[Check]:
+    """Where more than the MLP adds to the residual behind it: the output alone has the effect of what made it."""
+    output, post = Address("mlp_out", layer), Address("resid_post", layer)
+    for cause in (Address(name, layer) for name in _CAUSES):
+        refused = here.model.profile.write_refusal(cause) or here.model.profile.write_refusal(output)
+        if refused is not None or cause not in here.rows or post not in here.rows:
+            continue
+        written = Replace(cause, there.rows[cause])
+        made = run_with_cache(here.model, here.tokens, [output, post], steering=[written])
+        again = run_with_cache(here.model, here.tokens, [post], steering=[Replace(output, made[output][0])])
+        yield Check(
+            identity=f"mlp_out as another prompt's {cause.name} makes it, in its place, makes the same resid_post",
+            layer=layer,
+            proves=("mlp_out",),
+            error=difference(again[post][0], made[post][0]),
+            control=difference(here.rows[post], made[post][0]),
+            tolerance=tolerance,
+        )
+        return
+
+
+def _share(here: Capture, job: _Transfer) -> float | None:
+    """The factor on what was moved, where the target is a sum of several terms; else ``None``."""
+    source, facts = job.sources[0], here.model.facts
+    half = source.name.removesuffix("_out")
+    terms = {"attn": facts.contributions.attn_terms, "mlp": facts.contributions.mlp_terms}.get(half, ())
+    if source.layer is None or half not in terms or job.target.name != f"{source.name}_post":
+        return None
+    return facts.residual_multiplier * facts.layers[source.layer].factors.get(half, 1.0)
+
+
+def _wanted(here: Capture, there: Capture, job: _Transfer) -> Tensor:
+    share = _share(here, job)
+    if share is None:
+        return there.rows[job.target]
+    return here.rows[job.target] + share * (there.rows[job.sources[0]] - here.rows[job.sources[0]])
 
 
 def _places(profile: ModelProfile, name: str, layer: int | None) -> list[Address]:
@@ -95,7 +150,7 @@ def _transferred(here: Capture, there: Capture, jobs: list[_Transfer], tolerance
     moved = run_with_cache(here.model, here.tokens, [job.target for job in jobs], steering=writes)
     for job in jobs:
         names = " and ".join(address.name for address in job.sources)
-        wanted = there.rows[job.target]
+        wanted = _wanted(here, there, job)
         yield Check(
             identity=f"with another prompt's {names} in place, {job.target.name} is that prompt's",
             layer=job.sources[0].layer,

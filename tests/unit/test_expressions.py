@@ -9,10 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp_core.expressions import Binding, Expression, Read, Scale, Slice, Sum, leaves, read_value, write_value
+from interp_core.expressions import (
+    Binding,
+    Expression,
+    Learned,
+    Read,
+    Scale,
+    Slice,
+    Sum,
+    leaves,
+    read_value,
+    write_value,
+)
 
 torch.set_num_threads(1)
 A, B = Read("attn"), Read("mlp", side="input")
+
+
+class Owner:
+    """Parameters that a block applies itself."""
+
+    weight = torch.linspace(0.5, 2.0, 12).to(torch.bfloat16)
+    bias = torch.linspace(-1.0, 1.0, 12).to(torch.bfloat16)
+    scalar = torch.tensor([0.75]).to(torch.bfloat16)
+
+
+OWNER = Owner()
 
 
 def sites(dtype: torch.dtype = torch.float32) -> dict[Read, Tensor]:
@@ -36,6 +58,10 @@ def hand(found: dict[Read, Tensor]) -> dict[str, tuple[Expression, Tensor]]:
         "sum": (Sum(A, B), a + b),
         "scaled slice": (Scale(Slice(A, (3, 4), (2,)), 4.0), a[..., 8:] * 4.0),
         "slice of a scaled sum": (Slice(Scale(Sum(A, B), 0.7), (2, 6), (0,)), ((a + b) * 0.7)[..., :6]),
+        "learned": (Learned(A, OWNER, "weight"), a * OWNER.weight.to(a.dtype)),
+        "learned, with a bias": (Learned(A, OWNER, "weight", "bias"), (a + OWNER.bias) * OWNER.weight),
+        "learned sum": (Learned(Sum(A, B), OWNER, "scalar"), (a + b) * OWNER.scalar),
+        "sum of a learned": (Sum(Learned(A, OWNER, "weight", "bias"), B), (a + OWNER.bias) * OWNER.weight + b),
         "sum of a scale": (Sum(A, Scale(B, 0.22)), a + b * 0.22),
     }
 

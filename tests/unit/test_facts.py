@@ -212,6 +212,62 @@ def test_kinds_of_mixers() -> None:
     ]
 
 
+def test_words_of_layers_that_mean_two_things() -> None:
+    """A block of attention and a state space, or attention with a convolution's state beside its keys."""
+    shared = facts("zamba", num_hidden_layers=2, layers_block_type=["linear_attention", "hybrid"]).layers
+    assert [(layer.mixer, layer.softmax, layer.mlp) for layer in shared] == [
+        ("state_space", False, "none"),
+        ("hybrid", True, "dense"),
+    ]
+    assert shared[1].attn_scale == pytest.approx((shared[1].head_dim / 2) ** -0.5)
+    assert {"attn_in", "resid_mid", "mlp_out_post"} <= set(shared[1].absent)
+    assert not shared[0].absent
+    kinds = ["hybrid_sliding", "hybrid"]
+    convolved = facts("inkling_text", num_hidden_layers=2, layer_types=kinds, mlp_layer_types=["dense"] * 2).layers
+    assert [(layer.mixer, layer.window) for layer in convolved] == [
+        ("sliding_attention", 512),
+        ("full_attention", None),
+    ]
+
+
+def test_factors_by_role_and_by_kind_of_mixer() -> None:
+    found = facts(
+        "minimax",
+        num_hidden_layers=2,
+        layer_types=["full_attention", "linear_attention"],
+        full_attn_alpha_factor=1.1,
+        linear_attn_beta_factor=0.8,
+        mlp_beta_factor=0.9,
+        mlp_alpha_factor=1,
+        linear_attn_alpha_factor=1,
+        full_attn_beta_factor=1,
+    )
+    assert [dict(layer.factors) for layer in found.layers] == [
+        {"attn_skip": 1.1, "mlp": 0.9},
+        {"attn": 0.8, "mlp": 0.9},
+    ]
+    other = facts("falcon_h1", ssm_out_multiplier=0.9, attention_out_multiplier=0.6, mlp_multipliers=[0.8, 0.7])
+    assert other.layers[0].factors == {"attn.beside": 0.9, "attn": 0.6, "mlp.gate_proj": 0.8}
+    assert other.layers[0].second_mixer == "state_space"
+    assert not facts("llama").layers[0].factors
+
+
+def test_a_root_kept_in_bfloat16_is_rounded_to_it() -> None:
+    import torch
+
+    for width in (48, 2560, 64):
+        kept = float(torch.tensor(width**0.5, dtype=torch.bfloat16))
+        assert facts("recurrent_gemma", hidden_size=width).embedding_scale == kept
+    assert facts("recurrent_gemma", hidden_size=48).embedding_scale != 48**0.5
+
+
+def test_norms_that_differ_between_kinds_of_blocks() -> None:
+    found = facts("olmo_hybrid", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+    assert found.norms(0) == {"attn_pre_norm", "mlp_pre_norm"}
+    assert found.norms(1) == {"attn_post_norm", "mlp_post_norm"}
+    assert facts("llama").norms(0) == {"attn_pre_norm", "mlp_pre_norm"}
+
+
 def test_which_layers_are_sparse() -> None:
     def sparse(model_type: str, **values: Any) -> list[int]:
         layers = facts(model_type, num_hidden_layers=6, **values).layers

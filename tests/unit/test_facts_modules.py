@@ -16,9 +16,10 @@ import torch
 import transformers
 from attrs import frozen
 
+from interp_core.contributions import Contributions
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.facts_reader import read_facts
-from interp_core.families import FAMILIES
+from interp_core.families import FAMILIES, FamilyFacts
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -138,6 +139,8 @@ NEEDS: dict[str, dict[str, Any]] = {
     "nanochat": {"final_logit_softcapping": 3.0},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "phi": {"qk_layernorm": True},
+    "kimi_linear": {**_LINEAR, "linear_head_dim": 16, "linear_num_heads": 4},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": WINDOW, "lru_width": 64},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen2_moe": {"use_sliding_window": True, "max_window_layers": 2, "mlp_only_layers": [0]},
     "qwen3": {"use_sliding_window": True, "max_window_layers": 3},
@@ -167,24 +170,35 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 # No automatic class builds these.
 ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel"}
-# Modules of these hold a sublayer together with the residual or its norms: the eager backend's identities hold their
-# rows, and its tests the paths.
-HELD_BY_IDENTITIES = set(
-    "bloom mpt ctrl dbrx moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation "
-    "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod "
-    "megatron-bert roberta-prelayernorm xlm-roberta-xl".split()
-)
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.
 HELD_BY_WRAPPERS = set(
     "chameleon cosmos3_edge_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text hunyuan_vl_text "
     "kosmos_2_5_text_model mllama_text_model paddleocr_vl_text qwen3_omni_moe_text".split()
 )
-CASES: list[tuple[str, dict[str, Any]]] = [
-    (name, {}) for name in sorted(set(FAMILIES) - HELD_BY_IDENTITIES - HELD_BY_WRAPPERS)
-] + VARIANTS
 
-MIXERS = ("self_attn", "attn", "attention", "self_attention", "linear_attn", "mamba", "mixer", "conv")
-MLPS = ("mlp", "feed_forward", "block_sparse_moe")
+
+def _conventional(row: FamilyFacts) -> bool:
+    """Whether a block is what this trace can follow: the others are proven point by point on a backend."""
+    unusual = (row.contributions != Contributions(), row.mixer_norms, "attn_post" in row.roles, row.factor_keys)
+    return not any(unusual)
+
+
+# Modules of these hold a sublayer together with the residual or its norms, or MLPs that are blocks of their own: the
+# eager backend's identities hold their rows, and its tests the paths.
+HELD_BY_IDENTITIES = set(
+    "bloom mpt ctrl dbrx moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation "
+    "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod "
+    "megatron-bert roberta-prelayernorm xlm-roberta-xl granitemoehybrid nemotron_h".split()
+)
+HELD = HELD_BY_IDENTITIES | HELD_BY_WRAPPERS
+TRACED = sorted(name for name, row in FAMILIES.items() if _conventional(row) and name not in HELD)
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in TRACED] + VARIANTS
+
+MIXERS = (
+    *("self_attn", "attn", "attention", "self_attention", "linear_attn", "mamba", "mixer", "conv"),
+    "temporal_block",
+)
+MLPS = ("mlp", "feed_forward", "block_sparse_moe", "mlp_block")
 
 
 @frozen(eq=False)
@@ -526,7 +540,6 @@ def test_keys_and_values_that_later_layers_share() -> None:
         vocab_size_per_layer_input=128,
     )
     facts = read_facts(config)
-    assert not facts.structure_known
     assert [layer.kv_shared_from for layer in facts.layers] == [None, None, None, 2, 1]
     assert [layer.head_dim for layer in facts.layers] == [16, 32, 16, 16, 32]
     assert [layer.window for layer in facts.layers] == [4, None, 4, 4, None]

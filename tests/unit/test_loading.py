@@ -188,3 +188,11 @@ def test_shutdown_twice_and_use_afterwards(folder: Path) -> None:
     for use in (InterpModel.warmup, lambda m: m.generate([1], max_tokens=1)):
         with pytest.raises(BackendUnavailable, match="shut down"):
             use(model)
+
+
+def test_numbers_that_json_has_not_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    from transformers import Mamba2Config
+
+    Mamba2Config(num_hidden_layers=2, time_step_limit=(0.0, float("inf"))).save_pretrained(tmp_path)
+    assert "__float__" in (tmp_path / "config.json").read_text()
+    assert inspect_model(tmp_path, backend="eager").facts.n_layers == 2

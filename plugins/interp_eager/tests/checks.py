@@ -125,8 +125,12 @@ def check_logits(model: InterpModel) -> None:
     assert (difference(decode_residuals(model, rows), logits) > 10 * TIGHT) is changed
 
 
-def check_writes(model: InterpModel, layers: Container[int | None]) -> None:
-    """8: a zero is bit-equal to nothing; a large vector changes exactly what it should from its position on."""
+def check_writes(model: InterpModel, layers: Container[int | None], *, exact: bool = True) -> None:
+    """8: a zero is bit-equal to nothing; a large vector changes exactly what it should from its position on.
+
+    Experts and scans compute several positions together, which rounds those before the written one in another way,
+    and a head may give a key no weight at its own position: then not ``exact``.
+    """
     ends = [f"resid_post.{model.n_layers - 1}", *(["final_norm"] if model.facts.final_norm else [])]
     plain = run_with_cache(model, PROMPT, ends)
     for address in served(model, write=True):
@@ -142,9 +146,14 @@ def check_writes(model: InterpModel, layers: Container[int | None]) -> None:
             changed = run_with_cache(model, PROMPT, list(dict.fromkeys([str(address), *ends])))
         after = changed[address][0].flatten(1)
         assert difference(after[2], before[2] + 4.0 * vector) < 1e-4, address
-        assert torch.equal(after[:2], before[:2]), address
-        assert torch.equal(changed[end][0, :2], plain[end][0, :2]), address
-        assert not torch.equal(changed[end][0, 2], plain[end][0, 2]), address
+        if exact:
+            assert torch.equal(after[:2], before[:2]), address
+            assert torch.equal(changed[end][0, :2], plain[end][0, :2]), address
+            assert not torch.equal(changed[end][0, 2], plain[end][0, 2]), address
+        else:
+            assert difference(after[:2], before[:2]) < TIGHT, address
+            assert difference(changed[end][0, :2], plain[end][0, :2]) < TIGHT, address
+            assert not torch.equal(changed[end][0, 2:], plain[end][0, 2:]), address
 
 
 def check_bare_hooks(model: InterpModel, table: Table, blocks_path: str) -> None:

@@ -21,6 +21,7 @@ from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun
 from interp_core.trunk import trunk_of
 from interp_eager.attention import Watched, watched
 from interp_eager.batching import forwards, generation_refusal, generations, padding_refusal
+from interp_eager.caches import cache_keyword, empty_cache
 from interp_eager.carried import Place, places
 from interp_eager.collect import Chunk, Collector
 from interp_eager.generation import EagerRun, together
@@ -119,22 +120,22 @@ class EagerBackend:
         return out.to(device=rows.device, dtype=rows.dtype)
 
     def new_cache(self, *, windows: bool = True) -> Any:
-        """An empty key/value cache of the model's own kind; without ``windows``, one that keeps every column.
+        """An empty cache of the model's own kind; without ``windows``, one that keeps every column.
 
         Raises:
             RequestError: the model keeps none: one that is given would be passed over, and each token read alone.
         """
-        from transformers import DynamicCache
-
-        facts, config = self.profile.facts, self.model.config
-        if "past_key_values" not in inspect.signature(self.model.forward).parameters:
+        if not cache_keyword(self.model):
             raise RequestError(
-                f"transformers' {facts.model_type} keeps no key/value cache, and this backend generates with one; "
-                "run the tokens so far as a prompt, and choose the next one from its lm_head"
+                f"transformers' {self.profile.facts.model_type} keeps no key/value cache, and this backend generates "
+                "with one; run the tokens so far as a prompt, and choose the next one from its lm_head"
             )
-        # Of a decoder that is half of an encoder-decoder, transformers counts the layers of the other half.
-        stated = getattr(config.get_text_config(decoder=True), "num_hidden_layers", facts.n_layers)
-        return DynamicCache(config=config) if windows and stated == facts.n_layers else DynamicCache()
+        return empty_cache(self.model, self.profile.facts, windows=windows)
+
+    @property
+    def counts_from_cache(self) -> bool:
+        """Whether positions that are not given may be counted from a layer that keeps no keys."""
+        return any(not layer.softmax for layer in self.profile.facts.layers)
 
     @property
     def unequal_refusal(self) -> str:
@@ -160,8 +161,9 @@ class EagerBackend:
             # A number keeps the last columns, and a tensor those that it names.
             inputs["logits_to_keep"] = 1 if len(kept) == 1 else torch.tensor(kept, device=self.device)
             last = [kept.index(column) for column in last]
+        inputs[cache_keyword(self.model)] = cache
         with _ordinary(grad=False), _told(), self._tapped(program, chunk, collector, stop=False):
-            logits: Tensor = self.model(**inputs, past_key_values=cache, use_cache=True).logits
+            logits: Tensor = self.model(**inputs, use_cache=True).logits
             return logits[range(len(last)), last].float()
 
     def _forward(self, requests: Sequence[ForwardRequest]) -> list[ForwardResult]:
@@ -169,7 +171,7 @@ class EagerBackend:
         chunk = Chunk([0] * len(lengths), lengths, lengths)
         program, collector = self.compiled(requests), Collector()
         grad = not all(r.detach for r in requests)
-        stop = not program.past_blocks
+        stop = not program.past_blocks and bool(self.layout.blocks)
         inputs = self.padded([request.token_ids for request in requests])
         if self._keeps_logits and not program.at_head:
             inputs["logits_to_keep"] = 1

@@ -8,7 +8,7 @@ from attrs import define, field, frozen
 from torch import nn
 
 from interp_core.address import Address
-from interp_core.expressions import Binding, Expression, Read, Sum, leaves
+from interp_core.expressions import Binding, Expression, Read, leaves
 from interp_core.layout import Layout
 from interp_core.profile import ModelProfile
 from interp_core.requests import ForwardRequest, Write
@@ -170,7 +170,7 @@ def _add_read(
     expression = binding.writes_through if in_graph else binding.read
     job = ReadJob(address, expression, axes, coordinates, tuple(wants))
     site = _last_site(program, expression, address.layer)
-    (site.sums if isinstance(expression, Sum) else site.reads).append(job)
+    (site.sums if in_graph and binding.write is not None else site.reads).append(job)
 
 
 def _add_write(
@@ -193,8 +193,8 @@ def _add_write(
     binding = bind(address)
     expression = binding.writes_through
     site = _last_site(program, expression, address.layer)
-    # What is written elsewhere than it is read is only carried there, for the sake of a sum.
-    jobs = site.carried if binding.write is not None and isinstance(expression, Sum) else site.direct
+    # What is read elsewhere is only carried by this tensor.
+    jobs = site.direct if binding.write is None else site.carried
     jobs.append(WriteJob(expression, axes, placed))
 
 

@@ -109,6 +109,11 @@ def _check(profile: ModelProfile, impl: str) -> None:
             f"vLLM's Transformers backend puts an unembedding of its own behind the trunk of {facts.model_type}, and "
             "leaves out the layers that this model's head has before it; use backend='eager'"
         )
+    if impl == "transformers" and facts.score_terms:
+        raise BackendUnavailable(
+            f"vLLM runs {facts.model_type} through its Transformers backend, which leaves out {facts.score_terms}; "
+            "use backend='eager'"
+        )
     if impl == "transformers" and facts.model_type in _NOT_THROUGH_TRANSFORMERS:
         raise BackendUnavailable(
             f"vLLM's Transformers backend cannot load {facts.model_type}: "

@@ -20,7 +20,8 @@ def check_terms(terms: Mapping[str, Any], layer: LayerFacts, facts: ModelFacts) 
     Raises:
         BackendUnavailable: they differ; the message says in what.
     """
-    scale = facts.attn_scale if facts.attn_scale is not None else layer.head_dim**-0.5
+    stated = (layer.attn_scale, facts.attn_scale, layer.head_dim**-0.5)
+    scale = next(value for value in stated if value is not None)
     expected = {"window": layer.window, "softcap": facts.attn_softcap, "sinks": facts.sinks and not layer.sinkless}
     found = {"window": terms["window"], "softcap": terms["softcap"], "sinks": terms["sinks"] is not None}
     differing = [f"{name} {found[name]} for {expected[name]}" for name in expected if found[name] != expected[name]]
