@@ -12,7 +12,7 @@ import pytest
 import tiny_families
 import torch
 import transformers as hf
-from tiny_families import _GROUPED, _WIDE, PROMPT
+from tiny_families import _GROUPED, _SIZES, _WIDE, PROMPT
 
 from interp_core import InterpModel, load_model, run_with_cache
 from interp_core.checks import difference
@@ -57,6 +57,7 @@ def counted(model: InterpModel) -> Iterator[list[int]]:
     """Rows of each forward inside the block."""
     rows: list[int] = []
     backend: Any = model.session.backend()
+    assert isinstance(backend.unequal_refusal, str)  # asked once, by two forwards of its own
     embed = backend.model.get_input_embeddings()
     handle = embed.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     try:
@@ -131,22 +132,34 @@ def paligemma(*, causal: bool) -> Callable[[], Any]:
     return lambda: hf.PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=48, image_token_index=299)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_wrapper_that_counts_positions_from_one(causal: bool, folders: Path, monkeypatch: Any) -> None:
-    """PaliGemma, whose attention is not causal either, unless its configuration says so."""
-    auto = hf.AutoModelForImageTextToText
-    name = f"paligemma-{'causal' if causal else 'whole'}"
-    with loaded(tiny_families.write(paligemma(causal=causal), folders / name, auto)) as model:
+def roberta() -> Any:
+    return hf.RobertaConfig(**_SIZES, is_decoder=True, type_vocab_size=1)
+
+
+@pytest.mark.parametrize("name", ["paligemma", "roberta"])
+def test_where_positions_do_not_begin_at_zero_only_one_length_goes_together(
+    name: str, folders: Path, monkeypatch: Any
+) -> None:
+    config = roberta if name == "roberta" else paligemma(causal=True)
+    auto = hf.AutoModelForCausalLM if name == "roberta" else hf.AutoModelForImageTextToText
+    with loaded(tiny_families.write(config, folders / name, auto)) as model:
         backend: Any = model.session.backend()
-        assert (backend.unequal_refusal == "") is causal
+        assert backend.unequal_refusal == "it does not number positions from 0"
+        assert misfit(model) < TIGHT
+        monkeypatch.setattr(backend, "_unequal", "")
+        assert misfit(model) > 10 * TIGHT
+
+
+def test_attention_that_is_not_causal_takes_no_padding(folders: Path, monkeypatch: Any) -> None:
+    auto = hf.AutoModelForImageTextToText
+    with loaded(tiny_families.write(paligemma(causal=False), folders / "paligemma-whole", auto)) as model:
         assert misfit(model) < TIGHT
         alone = run_with_cache(model, UNEQUAL[1], ["resid_post.3"])["resid_post.3"][0]
-        beside = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
-        assert difference(beside, alone) < TIGHT
-        monkeypatch.setattr(generation, "FIRST_POSITION", {})
-        monkeypatch.setattr("interp_eager.backend.padding_refusal", lambda model, facts: "")
-        naive = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
-        assert (misfit(model) if causal else difference(naive, alone)) > 10 * TIGHT
+        for padded in (False, True):
+            if padded:
+                monkeypatch.setattr("interp_eager.backend.padding_refusal", lambda model, facts: "")
+            beside = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
+            assert (difference(beside, alone) > 10 * TIGHT) is padded
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "mistral"])

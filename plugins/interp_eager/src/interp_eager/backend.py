@@ -141,6 +141,7 @@ class EagerBackend:
     def unequal_refusal(self) -> str:
         """Why prompts of unequal length do not generate in one batch; empty where they do."""
         if self._unequal is None:
+            # The first time, two forwards of two tokens tell how the model numbers positions.
             self._unequal = generation_refusal(self.model, self.profile.facts, self.new_cache())
         return self._unequal
 

@@ -14,21 +14,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from interp_core.facts import ModelFacts
 from interp_core.requests import ForwardRequest
 
-__all__ = ["FIRST_POSITION", "aligned", "forwards", "generation_refusal", "generations", "padding_refusal"]
+__all__ = ["aligned", "forwards", "generation_refusal", "generations", "padding_refusal"]
 
 _MAX_TOKENS: Final = 16384
 """Tokens of one padded forward, or columns of one batch's cache; longer lists of prompts run as several."""
-
-FIRST_POSITION: Final = MappingProxyType({"paligemma": 1})
-"""The number of the first position, by ``model_type`` of the whole model, where it is not 0."""
 
 _WIDENED: Final = frozenset({"git"})
 """Trunks that take any mask of a later step to be narrower than the cache."""
@@ -68,9 +65,22 @@ def generation_refusal(model: Any, facts: ModelFacts, cache: Any) -> str:
         return f"its cache has layers of another kind ({', '.join(odd)})"
     if facts.model_type in _WIDENED:
         return "its modelling code widens the mask by image tokens, also where there is no image"
-    if facts.positions not in _WITHOUT_IDS and "position_ids" not in inspect.signature(model.forward).parameters:
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if facts.positions not in _WITHOUT_IDS and not takes_positions:
         return "its forward takes no positions"
+    if takes_positions and not _counts_from_zero(model):
+        return "it does not number positions from 0"
     return padding_refusal(model, facts)
+
+
+def _counts_from_zero(model: Any) -> bool:
+    """Whether positions 0 and 1, said, are to the last bit what the model takes the first two tokens' to be."""
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([[1, 2]], device=device)
+    said = torch.arange(2, device=device)[None]
+    with torch.inference_mode(False), torch.no_grad():
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+        return torch.equal(model(**inputs).logits, model(**inputs, position_ids=said).logits)
 
 
 def forwards(requests: Sequence[ForwardRequest], *, unequal: bool) -> list[list[ForwardRequest]]:

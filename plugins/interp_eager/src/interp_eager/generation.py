@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interp_core.errors import RequestError
 from interp_core.requests import ForwardRequest, ForwardResult, Sampling, Step
-from interp_eager.batching import FIRST_POSITION, aligned
+from interp_eager.batching import aligned
 from interp_eager.carried import Carried
 from interp_eager.collect import Chunk, Collector
 from interp_eager.sampling import chosen, most_likely
@@ -151,8 +151,7 @@ class Batch:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
             inputs["attention_mask"] = self._mask
         if self.backend.takes_positions and (self._mask is not None or self.backend.counts_from_cache):
-            first = FIRST_POSITION.get(self.backend.profile.facts.outer_model_type, 0)
-            inputs["position_ids"] = first + torch.tensor(self._done, device=device)[:, None]
+            inputs["position_ids"] = torch.tensor(self._done, device=device)[:, None]
         chunk = Chunk(self._done, [1] * len(self.rows), [len(row.request.token_ids) for row in self.rows])
         logits = self.backend.step(self._compiled(), inputs, self._cache, chunk, self.collector)
         self._done = [done + row.live for done, row in zip(self._done, self.rows, strict=True)]
