@@ -9,6 +9,8 @@ from attrs import define, field
 
 from interp_core.address import Address
 from interp_core.checks import Get
+from interp_core.discovery import one_line
+from interp_core.errors import InterpError
 from interp_core.functions import run_with_cache
 from interp_core.points import PointSpec
 from interp_core.profile import ModelProfile
@@ -60,12 +62,15 @@ class Capture:
         model: the model.
         tokens: the prompt's ids.
         addresses: what is captured; ``None`` for every point that is served.
+        errors: of the addresses that are said to be served and cannot be read, once ``rows`` were asked for.
     """
 
     model: InterpModel
     tokens: list[int]
     addresses: Sequence[Address] | None = None
+    errors: dict[Address, str] = field(factory=dict, init=False)
     _cache: Cache | None = field(default=None, init=False)
+    _rows: dict[Address, Tensor] | None = field(default=None, init=False)
 
     @property
     def cache(self) -> Cache:
@@ -76,13 +81,31 @@ class Capture:
 
     @property
     def rows(self) -> Mapping[Address, Tensor]:
-        """The same without the batch axis: ``[pos, *axes]`` or ``[heads, query, key]``."""
-        return {address: self.cache[address][0] for address in self.cache}
+        """What of it can be read, without the batch axis: ``[pos, *axes]`` or ``[heads, query, key]``."""
+        if self._rows is None:
+            self._rows = self._readable(self._served())
+        return self._rows
 
     @property
     def get(self) -> Get:
         """See :func:`getter`."""
         return getter(self.rows, self.model.facts.n_streams)
+
+    def _readable(self, addresses: Sequence[Address]) -> dict[Address, Tensor]:
+        """All at once; point by point, then place by place, only where that fails."""
+        self.model.warmup()  # A model that cannot be loaded is no matter of single points.
+        try:
+            whole = addresses == self._served()
+            cache = self.cache if whole else run_with_cache(self.model, self.tokens, addresses)
+        except InterpError as error:
+            groups: dict[object, list[Address]] = {}
+            for address in addresses:
+                groups.setdefault(address.name if whole else address, []).append(address)
+            if len(addresses) == 1:
+                self.errors[addresses[0]] = one_line(error)
+                return {}
+            return {a: rows for group in groups.values() for a, rows in self._readable(group).items()}
+        return {address: cache[address][0] for address in cache}
 
     def _served(self) -> Sequence[Address]:
         if self.addresses is not None:

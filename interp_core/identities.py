@@ -14,6 +14,7 @@ from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.identities_attention import attention_identities
 from interp_core.identities_experts import expert_identities
 from interp_core.identities_streams import stream_identities
+from interp_core.identities_sub_norms import sub_normed_neurons
 from interp_core.identities_sum_norms import sum_norm_identities, unfitted
 from interp_core.identities_sums import per_channel, sum_identities
 
@@ -94,17 +95,18 @@ def _chain(facts: ModelFacts, layer: LayerFacts, get: Get) -> Iterator[Check]:
 def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -> Iterator[Check]:
     gate, act = get("mlp_pre", layer.index), get("mlp_act", layer.index)
     function = activations().get(facts.activation)
-    if gate is None or act is None or function is None or facts.mlp_sub_norm:
+    if gate is None or act is None or function is None:
         return
     linear = get("mlp_pre_linear", layer.index)
     value = function(gate) if linear is None else function(gate) * linear
     wrong = gate if linear is None else function(linear) * gate
+    normed = facts.mlp_sub_norm
     yield Check(
-        identity="act(mlp_pre) (times mlp_pre_linear) is mlp_act",
+        identity=f"act(mlp_pre) (times mlp_pre_linear){', normalised,' if normed else ''} is mlp_act",
         layer=layer.index,
         proves=("mlp_pre", "mlp_act", *(() if linear is None else ("mlp_pre_linear",))),
-        error=difference(value, act),
-        control=difference(wrong, act),
+        error=sub_normed_neurons(facts, value, act) if normed else difference(value, act),
+        control=sub_normed_neurons(facts, wrong, act) if normed else difference(wrong, act),
         tolerance=tolerance,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from interp_core.checks import Check, Get, difference
 from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.identities_sub_norms import sub_normed_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +21,11 @@ def attention_identities(facts: ModelFacts, layer: LayerFacts, get: Get, toleran
     scores, probs = get("attn_scores", at), get("attn_probs", at)
     if scores is not None and probs is not None:
         yield from _softmax(layer, scores, probs, tolerance, sinks=facts.sinks and not layer.sinkless)
-    if facts.shared_key_value or facts.attn_sub_norm or facts.attn_difference:
-        return  # What attention sums up is not yet z: it is rotated, normalised, or one of two terms.
+    if facts.attn_sub_norm or facts.attn_difference:
+        yield from sub_normed_attention(facts, layer, get, tolerance)
+        return
+    if facts.shared_key_value:
+        return  # What attention sums up is rotated, and z is not.
     value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
     gated = facts.attn_gate in ("packed", "separate")
     if probs is None or value is None or z is None or (gated and gate is None):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from interp_core.checks import Check, Get, difference
 from interp_core.facts import LayerFacts, ModelFacts
+from interp_core.fits import fit_gain, normalised
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["collapse_identities", "fit", "norm_identities", "normalised"]
+__all__ = ["collapse_identities", "norm_identities"]
 
 _SPREAD: Final = 1e-3  # of fitted gains, relative to their mean; random ones differ by some per cent
 _ALIKE: Final = " (all alike here, so that it may be taken before its gain)"
@@ -100,11 +101,11 @@ def _fitted(
     before, after = (t.double().flatten(1) if whole else t.double() for t in pair)
     centred = facts.norm == "layer"
     normal = normalised(before, facts.norm_eps, centred=centred)
-    error, spread = fit(normal, after, centred=centred)
+    error, spread = fit_gain(normal, after, centred=centred)
     # As if it were taken between the norm and its gain: that would look the same.
     alike = spread < _SPREAD and target not in facts.gainless
-    wrong, _ = fit(normal.roll(1, -1), after, centred=centred)
-    bare, _ = fit(before, after, centred=centred)
+    wrong, _ = fit_gain(normal.roll(1, -1), after, centred=centred)
+    bare, _ = fit_gain(before, after, centred=centred)
     return Check(
         identity=f"{source}, normalised and times one gain per channel{_ALIKE if alike else ''}, is {target}",
         layer=layer,
@@ -113,23 +114,3 @@ def _fitted(
         control=None if alike else min(wrong, bare),
         tolerance=tolerance,
     )
-
-
-def normalised(x: Tensor, eps: float, *, centred: bool) -> Tensor:
-    """What a norm makes of ``x`` before its gain; ``centred`` for a layer norm."""
-    if centred:
-        x = x - x.mean(-1, keepdim=True)
-    normal: Tensor = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return normal
-
-
-def fit(x: Tensor, y: Tensor, *, centred: bool) -> tuple[float, float]:
-    """How far the best ``gain * x`` (``+ bias``) per channel is from ``y``, and how much the gains differ.
-
-    ``x`` and ``y`` are ``[pos, *channels]``.
-    """
-    x, y = x.flatten(1), y.flatten(1)
-    means = (x.mean(0), y.mean(0)) if centred else (0.0, 0.0)
-    dx, dy = x - means[0], y - means[1]
-    gain = (dx * dy).sum(0) / dx.square().sum(0).clamp(min=1e-300)
-    return difference(gain * dx + means[1], y), float(gain.std() / gain.abs().mean().clamp(min=1e-300))

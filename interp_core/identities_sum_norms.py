@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from interp_core.checks import Check, Get
 from interp_core.facts import LayerFacts, ModelFacts
-from interp_core.identities_norms import fit, normalised
+from interp_core.fits import fit_gain, normalised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,4 +44,4 @@ def sum_norm_identities(facts: ModelFacts, layer: LayerFacts, get: Get, toleranc
 def unfitted(facts: ModelFacts, total: Tensor, wanted: Tensor) -> float:
     """How far the best gain and bias per channel leave ``total``, normalised, from ``wanted``; ``[pos, d_model]``."""
     x = normalised(total.double(), facts.norm_eps, centred=facts.norm == "layer")
-    return fit(x, wanted.double(), centred=facts.norm == "layer")[0]
+    return fit_gain(x, wanted.double(), centred=facts.norm == "layer")[0]

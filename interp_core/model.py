@@ -281,11 +281,11 @@ class InterpModel:
 
         return logit_lens(self, tokens, layers, top_k, **options)
 
-    def verify(self, tokens: Any = None) -> Verification:
+    def verify(self, tokens: Any = None, *, progress: bool = False) -> Verification:
         """Run the identities on this very model and report each point; see :func:`interp_core.verify.verify`."""
         from interp_core.verify import verify
 
-        return verify(self, tokens)
+        return verify(self, tokens, progress=progress)
 
     def harvest(self, dataset_or_texts: Any, points: Sequence[Any], out_dir: str | Path, **options: Any) -> Harvest:
         """Capture points of a whole data set into a folder; see :func:`interp_core.harvest`."""

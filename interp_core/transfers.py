@@ -15,6 +15,8 @@ from attrs import frozen
 from interp_core.address import Address
 from interp_core.captures import Capture, layers_of
 from interp_core.checks import Check, difference
+from interp_core.discovery import one_line
+from interp_core.errors import InterpError
 from interp_core.functions import run_with_cache
 from interp_core.operations import Replace
 from interp_core.profile import ModelProfile
@@ -65,7 +67,9 @@ def transfer_identities(
     What a point feeds is read before anything of the next layer can change it, so one forward does all layers.
     """
     for sources, fed in _FEEDS:
-        jobs = [job for job in _transfers(here, sources, fed) if needed & {(a.name, a.layer) for a in job.sources}]
+        jobs = [
+            job for job in _transfers(here, there, sources, fed) if needed & {(a.name, a.layer) for a in job.sources}
+        ]
         # Where what is read is what the next layer's write replaces, every other layer at a time.
         groups = [jobs[0::2], jobs[1::2]] if sources == ("resid_pre",) else [jobs]
         if any(_share(here, job) is not None for job in jobs):
@@ -79,17 +83,19 @@ def transfer_identities(
                 yield from _effect(here, there, layer, tolerance)
 
 
-def _transfers(here: Capture, sources: tuple[str, ...], fed: tuple[str, ...]) -> Iterator[_Transfer]:
-    profile = here.model.profile
+def _transfers(here: Capture, there: Capture, sources: tuple[str, ...], fed: tuple[str, ...]) -> Iterator[_Transfer]:
+    profile, captured = here.model.profile, here.rows.keys() & there.rows.keys()
     if any(name not in profile.specs for name in sources):
         return
     if sources == ("resid_pre", "mlp_out") and profile.facts.contributions.mlp_reads != "attn_out":
         return
     for layer in layers_of(profile.specs[sources[0]], profile):
         addresses = tuple(Address(name, layer) for name in sources)
-        if any(a not in here.rows or profile.write_refusal(a) is not None for a in addresses):
+        if any(a not in captured or profile.write_refusal(a) is not None for a in addresses):
             continue
-        target = next((t for name in fed for t in _places(profile, name, layer) if t in here.rows), None)
+        target = next(
+            (t for name in fed for t in _places(profile, name, layer) if t in here.rows and t in there.rows), None
+        )
         if target is not None:
             yield _Transfer(addresses, target)
 
@@ -147,15 +153,19 @@ def _places(profile: ModelProfile, name: str, layer: int | None) -> list[Address
 
 def _transferred(here: Capture, there: Capture, jobs: list[_Transfer], tolerance: float) -> Iterator[Check]:
     writes = [Replace(address, there.rows[address]) for job in jobs for address in job.sources]
-    moved = run_with_cache(here.model, here.tokens, [job.target for job in jobs], steering=writes)
+    said = ""
+    try:
+        moved = run_with_cache(here.model, here.tokens, [job.target for job in jobs], steering=writes)
+    except InterpError as error:
+        said = f" ({one_line(error)})"
     for job in jobs:
         names = " and ".join(address.name for address in job.sources)
         wanted = _wanted(here, there, job)
         yield Check(
-            identity=f"with another prompt's {names} in place, {job.target.name} is that prompt's",
+            identity=f"with another prompt's {names} in place, {job.target.name} is that prompt's{said}",
             layer=job.sources[0].layer,
             proves=tuple(address.name for address in job.sources),
-            error=difference(moved[job.target][0], wanted),
+            error=float("inf") if said else difference(moved[job.target][0], wanted),
             control=difference(here.rows[job.target], wanted),
             tolerance=tolerance,
         )

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from attrs import field, frozen
 
 from interp_core.address import Address
-from interp_core.captures import layers_of, parts_of
 from interp_core.checks import Check
 from interp_core.converters import as_tuple
-from interp_core.points import PointSpec
-from interp_core.profile import ModelProfile
 
-__all__ = ["ABSENT", "FAILED", "PROVEN", "UNCHECKED", "Verdict", "Verification", "judge"]
+__all__ = [
+    "ABSENT",
+    "FAILED",
+    "PROVEN",
+    "UNCHECKED",
+    "Layers",
+    "Place",
+    "Verdict",
+    "Verification",
+    "listed_layers",
+    "places_of",
+]
 
 PROVEN: Final = "proven"
 ABSENT: Final = "absent"
@@ -25,6 +33,9 @@ _WORST_FIRST: Final = (FAILED, UNCHECKED, PROVEN, ABSENT)
 
 Place = tuple[str, int | None]
 """A point and a layer, ``None`` for the trunk."""
+
+Layers = Mapping[str, Mapping[int | None, "Verdict"]]
+"""Per point, per layer (``None`` for a trunk point), a verdict."""
 
 
 @frozen(kw_only=True)
@@ -68,7 +79,7 @@ class Verification:
 
     checks: tuple[Check, ...] = field(converter=as_tuple)
     tried: tuple[Check, ...] = field(default=(), converter=as_tuple)
-    layers: Mapping[str, Mapping[int | None, Verdict]] = field(factory=dict)
+    layers: Layers = field(factory=dict)
     hints: tuple[str, ...] = field(default=(), converter=as_tuple)
 
     @property
@@ -117,13 +128,16 @@ class Verification:
             "hints": list(self.hints),
         }
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """How many points are in which state, in one line."""
         states = list(self.points.values())
         counts = ", ".join(f"{states.count(state)} {state}" for state in (PROVEN, ABSENT, FAILED, UNCHECKED))
-        lines = [f"{len(states)} points: {counts}; {len(self.checks) + len(self.tried)} identities"]
-        for state in (FAILED, UNCHECKED):
-            lines += [f"{state}: {name}" for name, found in self.points.items() if found == state]
-        return "\n".join([*lines, *self.hints])
+        return f"{len(states)} points: {counts}; {len(self.checks) + len(self.tried)} identities"
+
+    def __str__(self) -> str:
+        named = [f"{found}: {name}" for name, found in self.points.items() if found in (FAILED, UNCHECKED)]
+        return "\n".join([self.summary, *named, *self.hints])
 
 
 def _record(verdict: Verdict) -> dict[str, Any]:
@@ -136,64 +150,19 @@ def _record(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def judge(
-    profile: ModelProfile, checks: Iterable[Check], tried: Iterable[Check]
-) -> dict[str, dict[int | None, Verdict]]:
-    """A verdict for each point at each layer.
-
-    Args:
-        profile: of the model.
-        checks: identities that have to hold.
-        tried: identities that prove their points if they hold, and mean nothing if they do not.
-    """
-    due, further, concerned = (_by_place(profile, *pair) for pair in _pairs(list(checks), list(tried)))
-    return {
-        spec.name: {
-            layer: _verdict(profile, spec, layer, due, further, concerned) for layer in layers_of(spec, profile)
-        }
-        for spec in profile.points()
-    }
+def places_of(layers: Layers, state: str) -> set[Place]:
+    """Points ``(name, layer)`` in a state."""
+    return {(n, at) for n, found in layers.items() for at, verdict in found.items() if verdict.state == state}
 
 
-Index = dict[Place, list[Check]]
-
-
-def _pairs(checks: list[Check], tried: list[Check]) -> Iterator[tuple[list[Check], str]]:
-    yield checks, "proves"
-    yield tried, "proves"
-    yield checks, "concerns"
-
-
-def _by_place(profile: ModelProfile, checks: list[Check], what: str) -> Index:
-    found: Index = {}
-    for check in checks:
-        for text in getattr(check, what):
-            name, _, number = text.partition(".")
-            spec = profile.specs.get(name)
-            layer = int(number) if number else check.layer
-            trunk = spec is not None and spec.scope == "trunk"
-            found.setdefault((name, None if trunk else layer), []).append(check)
-    return found
-
-
-def _verdict(
-    profile: ModelProfile, spec: PointSpec, layer: int | None, due: Index, further: Index, concerned: Index
-) -> Verdict:
-    place = spec.name, layer
-    if not parts_of(profile, spec, layer):
-        refused = profile.read_refusal(Address(spec.name, layer))
-        return Verdict(state=ABSENT, reason="" if refused is None else refused.why)
-    mine, tried = due.get(place, []), further.get(place, [])
-    failed = [check for check in (*mine, *concerned.get(place, ())) if check.fails]
-    if failed:
-        return Verdict(state=FAILED, reason="; ".join(check.describe() for check in failed), checks=failed)
-    proofs = [check for check in (*mine, *tried) if check.proof]
-    if proofs:
-        return Verdict(state=PROVEN, checks=proofs)
-    unsure = [*mine, *tried]
-    said = "; ".join(check.describe() for check in unsure)
-    return Verdict(
-        state=UNCHECKED,
-        reason=f"tried, and not enough: {said}" if said else "no identity speaks of it",
-        checks=unsure,
-    )
+def listed_layers(layers: Iterable[int]) -> str:
+    """Layers in few words: ``layers 0-3, 7``."""
+    runs: list[list[int]] = []
+    for layer in sorted(layers):
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    alone = len(runs) == 1 and len(runs[0]) == 1
+    return f"{'layer' if alone else 'layers'} {', '.join(texts)}"

@@ -9,7 +9,7 @@ import warnings
 
 import typer
 
-from interp_core.cli import demo, harvest, inspect, new_plugin, plugins, run
+from interp_core.cli import demo, harvest, inspect, new_plugin, plugins, run, verify
 from interp_core.cli.console import errors
 from interp_core.errors import InterpError
 
@@ -45,6 +45,7 @@ app.command("capabilities")(inspect.capabilities)
 app.command("lens")(run.lens)
 app.command("capture")(run.capture)
 app.command("harvest")(harvest.harvest)
+app.command("verify")(verify.verify)
 app.command("demo")(demo.demo)
 app.command("new-plugin")(new_plugin.new_plugin)
 

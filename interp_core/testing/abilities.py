@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from interp_core.checks import difference
+from interp_core.checks import apart, difference
 from interp_core.discovery import one_line
 from interp_core.functions import decode_residuals
 from interp_core.operations import Apply
 from interp_core.testing.served import Subject
-from interp_core.testing.writes import _apart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +57,7 @@ def _attention(subject: Subject) -> Iterator[str]:
         pairs = {"attn_scores": record.scores, "attn_probs": record.probs, "value": value}
         for name, got in pairs.items():
             want = rows(name, layer)
-            if want is not None and not bool((got == want).all()) and _apart(got.exp(), want.exp()) > 2e-5:
+            if want is not None and not bool((got == want).all()) and apart(got.exp(), want.exp()) > 2e-5:
                 yield f"capture_attention gives another {name} of layer {layer} than the point"
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from interp_core.address import Address
+from interp_core.checks import apart
 from interp_core.operations import Add
 from interp_core.results import Completion
 from interp_core.testing.served import Subject
-from interp_core.testing.writes import _apart, _vector, _width
+from interp_core.testing.writes import _vector, _width
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,13 +94,13 @@ def _steered(subject: Subject) -> Iterator[str]:
         with model.steer(Add(address, vector), prompt=False):
             _, steered = model.capture_generation(prompt, [address], max_tokens=3, ignore_eos=True)
         n = len(prompt)
-        if _apart(steered[address][0, :n], plain[address][0, :n]) > subject.exact:
+        if apart(steered[address][0, :n], plain[address][0, :n]) > subject.exact:
             yield f"steering {address} with prompt=False changes it at positions of the prompt"
-        if steered[address].shape[1] > n and _apart(steered[address][0, n], plain[address][0, n]) <= 1e-6:
+        if steered[address].shape[1] > n and apart(steered[address][0, n], plain[address][0, n]) <= 1e-6:
             yield f"steering {address} with prompt=False changes nothing at the first new token"
 
 
 def _finite_apart(one: Tensor, other: Tensor) -> float:
     if bool((one.isinf() != other.isinf()).any()):
         return float("inf")
-    return _apart(one.double().nan_to_num(neginf=0.0), other.double().nan_to_num(neginf=0.0))
+    return apart(one.double().nan_to_num(neginf=0.0), other.double().nan_to_num(neginf=0.0))

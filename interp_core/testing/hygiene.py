@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from interp_core.checks import apart
 from interp_core.discovery import one_line
 from interp_core.errors import BackendUnavailable, InterpError
 from interp_core.operations import Add, Apply
 from interp_core.testing.served import Subject
-from interp_core.testing.writes import _apart, _vector, _width
+from interp_core.testing.writes import _vector, _width
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +86,7 @@ def _still_works(subject: Subject, when: str) -> Iterator[str]:
         return
     rows, again = subject.rows(), subject.model.run_with_cache(subject.prompts[0], ends)
     for end in ends:
-        if _apart(again[end][0], rows[end]) > subject.exact:
+        if apart(again[end][0], rows[end]) > subject.exact:
             yield f"{when}, a plain run gives another {end}"
 
 
@@ -150,7 +151,7 @@ def thread_faults(subject: Subject) -> Iterator[str]:
     for index, rows in enumerate(alone):
         if isinstance(got[index], str):
             yield f"on a thread beside others, prompt {index} fails: {got[index]}"
-        elif any(_apart(got[index][end][0], rows[end]) > 2e-5 for end in ends):
+        elif any(apart(got[index][end][0], rows[end]) > 2e-5 for end in ends):
             yield f"on a thread beside others, prompt {index} gives other rows than alone"
 
 

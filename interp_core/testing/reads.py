@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from interp_core.address import Address
-from interp_core.checks import difference
+from interp_core.checks import apart
 from interp_core.discovery import one_line
 from interp_core.testing.served import Subject
 
@@ -85,17 +85,8 @@ def _slice(subject: Subject, part: Address, value: Tensor) -> Tensor:
 def _unequal(what: str, got: Tensor, want: Tensor, subject: Subject) -> Iterator[str]:
     if got.shape != want.shape:
         yield f"{what}: {list(got.shape)} is not {list(want.shape)}"
-    elif (apart := _apart(got, want)) > subject.exact:
-        yield f"{what}: they differ by {apart:.1e}"
-
-
-def _apart(got: Tensor, want: Tensor) -> float:
-    """Difference of two tensors that may hold ``-inf`` at the same places."""
-    if bool((got == want).all()):
-        return 0.0
-    if bool((got.isinf() != want.isinf()).any()):
-        return float("inf")
-    return difference(got.double().nan_to_num(neginf=0.0), want.double().nan_to_num(neginf=0.0))
+    elif (error := apart(got, want)) > subject.exact:
+        yield f"{what}: they differ by {error:.1e}"
 
 
 def batch_faults(subject: Subject, tolerance: float) -> Iterator[str]:
@@ -111,7 +102,7 @@ def batch_faults(subject: Subject, tolerance: float) -> Iterator[str]:
             else:
                 got, rest = batch[address][i, ..., :n, :n], batch[address][i, ..., n:, :]
             want = alone[address][0] if positional else alone[address][0][..., :n]
-            if got.shape != want.shape or _apart(got, want) > tolerance:
+            if got.shape != want.shape or apart(got, want) > tolerance:
                 yield f"{address} of prompt {i} of {len(prompt)} tokens is another in a batch than alone"
             if bool(rest.any()):
                 yield f"{address} is not zero behind the {len(prompt)} tokens of prompt {i}"
@@ -133,7 +124,7 @@ def copy_faults(subject: Subject) -> Iterator[str]:
         first[address].fill_(7.0)
     again = subject.model.run_with_cache(prompt, addresses)
     for address in addresses:
-        if _apart(again[address], kept[address]) > subject.exact:
+        if apart(again[address], kept[address]) > subject.exact:
             yield f"overwriting results changes {address} of the next run"
 
 

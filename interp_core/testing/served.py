@@ -11,6 +11,7 @@ from attrs import define, field
 from interp_core.address import COORDINATE_AXES, Address
 from interp_core.captures import Capture, layers_of, prompt_like
 from interp_core.checks import Get
+from interp_core.landings import exactness
 from interp_core.loading import inspect_model, load_model
 from interp_core.testing.tiny import PROMPT
 
@@ -110,13 +111,8 @@ class Subject:
 
     @property
     def exact(self) -> float:
-        """How far apart two runs of one request may be: 0, or rounding where rows are batched by something else.
-
-        That is a concurrent backend's own batching, or that of experts, whose rows are those that chose them.
-        """
-        facts = self.profile.facts
-        batched = self.profile.spec.concurrent or any(layer.mlp == "sparse" for layer in facts.layers)
-        return 2e-6 if batched else 0.0
+        """How far apart two runs of one request may be; see :func:`~interp_core.landings.exactness`."""
+        return exactness(self.profile)
 
     def addresses(self, profile: ModelProfile | None = None) -> list[Address]:
         """Every address without coordinates, and every single stream of a point that is refused as a stack."""
@@ -151,7 +147,8 @@ class Subject:
 
     def rows(self, prompt: list[int] | None = None) -> Mapping[Address, Tensor]:
         """Every readable address over one prompt, ``[pos, *axes]`` or ``[heads, query, key]``; captured once."""
-        return self.captured(prompt).rows
+        cache = self.cache(prompt)
+        return {address: cache[address][0] for address in cache}
 
     def cache(self, prompt: list[int] | None = None) -> Cache:
         """The same as :func:`~interp_core.functions.run_with_cache` gives it."""

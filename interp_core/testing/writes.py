@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from interp_core.address import Address
-from interp_core.checks import difference
+from interp_core.checks import apart, difference
 from interp_core.operations import Ablate, Add, Replace
 from interp_core.testing.served import Subject
 
@@ -34,7 +34,7 @@ def zero_faults(subject: Subject) -> Iterator[str]:
         steering = [Add(address, torch.zeros(_width(subject, address)))]
         same = subject.model.run_with_cache(subject.prompts[0], ends, steering=steering)
         for end in ends:
-            if _apart(same[end], plain[end]) > subject.exact:
+            if apart(same[end], plain[end]) > subject.exact:
                 yield f"adding zero to {address} changes {end}"
 
 
@@ -48,11 +48,11 @@ def _matrix_faults(subject: Subject, address: Address, plain: Cache) -> Iterator
     with subject.model.steer(Ablate(address), positions=[_AT]):
         without = subject.model.run_with_cache(prompt, ends)
     for end in ends:
-        if _apart(same[end], plain[end]) > 2e-5:
+        if apart(same[end], plain[end]) > 2e-5:
             yield f"putting its own values in place of {address} changes {end}"
-        if _apart(without[end][:, :_AT], plain[end][:, :_AT]) > 2e-5:
+        if apart(without[end][:, :_AT], plain[end][:, :_AT]) > 2e-5:
             yield f"zeros at {address} at position {_AT} change {end} before that position"
-    if ends and all(_apart(without[end][:, _AT:], plain[end][:, _AT:]) <= 1e-6 for end in ends):
+    if ends and all(apart(without[end][:, _AT:], plain[end][:, _AT:]) <= 1e-6 for end in ends):
         yield f"zeros at {address} at position {_AT} change nothing in {ends[0]}"
 
 
@@ -82,12 +82,12 @@ def _landed(subject: Subject, address: Address, tolerance: float) -> Iterator[st
         if difference(changed[whole][_AT], expected[_AT]) > tolerance:
             yield f"a vector added to {address} at position {_AT} is not what is read there afterwards"
         others = [i for i in range(len(expected)) if i != _AT]
-        if _apart(changed[whole][others], plain[whole][others]) > subject.exact:
+        if apart(changed[whole][others], plain[whole][others]) > subject.exact:
             yield f"a vector added to {address} at position {_AT} changes it at other positions"
     for end in subject.ends():
-        if _apart(changed[end][:_AT], plain[end][:_AT]) > subject.exact:
+        if apart(changed[end][:_AT], plain[end][:_AT]) > subject.exact:
             yield f"a vector added to {address} at position {_AT} changes {end} before that position"
-    if subject.ends() and all(_apart(changed[e][_AT:], plain[e][_AT:]) <= 1e-6 for e in subject.ends()):
+    if subject.ends() and all(apart(changed[e][_AT:], plain[e][_AT:]) <= 1e-6 for e in subject.ends()):
         yield f"a large vector added to {address} at position {_AT} changes nothing in {subject.ends()[0]}"
 
 
@@ -123,9 +123,9 @@ def company_faults(subject: Subject) -> Iterator[str]:
     first, second = subject.model.session.run([steered, plain])
     here, there = subject.rows(prompt), subject.rows(other)
     for end in ends:
-        if _apart(second.rows[end], there[end]) > 2e-5:
+        if apart(second.rows[end], there[end]) > 2e-5:
             yield f"steering one request at {address} changes {end} of the request beside it"
-        if _apart(first.rows[end], here[end]) <= 1e-6:
+        if apart(first.rows[end], here[end]) <= 1e-6:
             yield f"steering at {address} is lost when the request has company"
 
 
@@ -140,9 +140,3 @@ def _width(subject: Subject, address: Address) -> int:
     import torch
 
     return int(torch.Size(subject.profile.shape(address)).numel())
-
-
-def _apart(got: Tensor, want: Tensor) -> float:
-    if got.numel() == 0 or bool((got == want).all()):
-        return 0.0
-    return difference(got, want)

@@ -156,3 +156,47 @@ def test_demo_says_paris() -> None:
     assert record["lens"]["probability"][-1] > 0.7
     assert record["steering"]["plain"] != record["steering"]["steered"]
     assert record["refusal"]["why"]
+
+
+def test_verify_says_what_is_proven_and_exits_by_it(tiny: str) -> None:
+    ran = interp("verify", tiny, "--prompt", "the capital of france", "--json")
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads(ran.stdout)
+    assert (record["ok"], record["complete"], record["backend"]) == (True, True, "eager")
+    assert record["points"]["resid_mid"] == "proven"
+    assert record["layers"]["attn_gate"]["1"]["reason"] == "this family does not gate its attention output"
+    table = interp("verify", tiny, "--dtype", "float32")
+    assert table.returncode == 0, table.stderr
+    assert "27 points: 19 proven, 8 absent, 0 failed, 0 unchecked" in table.stdout
+    assert "absent: router_logits: the MLP of this layer is dense" in table.stdout
+    refused = interp("verify", tiny, "--backend", "vllm-generate")
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr
+
+
+def test_verify_exits_1_and_names_what_failed_or_stayed_unchecked(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from interp_core import InterpModel
+    from interp_core.checks import Check
+    from interp_core.cli.main import app
+    from interp_core.verdicts import Verdict, Verification
+
+    made = {"layer": 0, "proves": ("z",), "control": 0.5, "tolerance": 2e-5}
+    right = Check(identity="one is the other", error=1e-7, **made)
+    wrong = Check(identity="this is that", error=0.3, **made)
+    unsure = {
+        0: Verdict(state="unchecked", reason="no identity speaks of it"),
+        1: Verdict(state="proven", checks=[right]),
+    }
+    failed = {0: Verdict(state="failed", reason="numbers", checks=[wrong]), 1: Verdict(state="proven", checks=[right])}
+    for layers, checks, said in (
+        ({"z": unsure}, [right], "unchecked: z (layer 0): no identity speaks of it"),
+        ({"z": failed}, [right, wrong], "failed: z (layer 0): this is that"),
+    ):
+        found = Verification(checks=checks, layers=layers, hints=["look here"])
+        monkeypatch.setattr(InterpModel, "verify", lambda self, tokens, progress, found=found: found)
+        ran = CliRunner().invoke(app, ["verify", tiny])
+        assert ran.exit_code == 1, ran.output
+        assert said in ran.output
+        assert "hint: look here" in ran.output

@@ -55,10 +55,10 @@ def check_identities_1_to_5(model: InterpModel, name: str) -> None:
     if model.facts.activation not in activations():
         assert name == "apertus"  # its activation has weights of its own
         per_layer.discard("act(mlp_pre)")
-    if model.facts.mlp_sub_norm:
-        per_layer.discard("act(mlp_pre)")
-    if model.facts.latent_attention or model.facts.attn_sub_norm or model.facts.attn_difference:
+    if model.facts.latent_attention:
         per_layer.discard("attn_probs @ value")
+    if model.facts.attn_difference:
+        per_layer = per_layer - {"attn_probs @ value"} | {"the difference of two halves of attn_probs @ value"}
     if model.facts.layers[0].key_budget is not None:
         per_layer = per_layer - {"exactly the keys"} | {"as many keys"}
     for layer in model.facts.layers:
