@@ -1,4 +1,4 @@
-"""What generation costs: captures while generating against plain generation, and a batch against its prompts one by one.
+"""What generation costs: captures on the way against none, and a batch against its prompts one by one.
 
     python benchmarks/generation_cost.py [--rounds N] [--json]
 
