@@ -81,9 +81,9 @@ def _simple(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> dict[str, E
 
 def _head_norm(role: str, side: str, slot: int, layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Read:
     if layout.has("attn.qk_norm", layer.index):
-        return Read("attn.qk_norm", side, slot)  # one module for both
-    axes = facts.qk_norm_axes
-    return Read(role, side, heads_first=axes == "heads", merged=axes == "merged")
+        return Read("attn.qk_norm", side, slot)  # one module for both, in one call
+    axes, call = facts.qk_norm_axes, slot if facts.qk_norm_shared else None
+    return Read(role, side, call=call, heads_first=axes == "heads", merged=axes == "merged")
 
 
 def _mlp_in(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Expression:
@@ -210,7 +210,8 @@ def _chosen(top_k: int, rows: Any, place: Place) -> Any:
 def _gate(layer: LayerFacts, facts: ModelFacts) -> Expression:
     if facts.attn_gate == "packed":
         # Per head: its query, then its gate.
-        return Slice(Read("attn.q_proj"), (layer.n_heads, 2, layer.head_dim), (slice(None), 1))
+        shape = (layer.n_heads, layer.head_dim + layer.v_head_dim)
+        return Slice(Read("attn.q_proj"), shape, (slice(None), slice(layer.head_dim, None)))
     return Read("attn.gate_proj")
 
 

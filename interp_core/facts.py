@@ -41,7 +41,9 @@ class LayerFacts:
         head_dim: width of a query and key head.
         v_head_dim: width of a value head.
         kv_shared_from: the earlier layer whose keys and values this one uses, or ``None``.
-        key_budget: number of keys that a query chooses among those that it may see; ``None`` if it attends to all.
+        key_budget: number of keys (of blocks of keys, where ``key_block`` is not 1) that a query chooses among those
+            that it may see; ``None`` if it attends to all.
+        key_block: number of neighbouring keys that are chosen together.
         compress_rate: tokens per compressed entry, where queries see such entries beside the tokens; ``None`` if not.
         sinkless: this layer has no sink logits, though others of the trunk have.
         mlp: ``dense``, ``sparse`` (mixture of experts) or ``none``.
@@ -70,6 +72,7 @@ class LayerFacts:
     v_head_dim: int = 0
     kv_shared_from: int | None = None
     key_budget: int | None = None
+    key_block: int = 1
     compress_rate: int | None = None
     sinkless: bool = False
     mlp: str = "dense"
@@ -121,8 +124,12 @@ class ModelFacts:
         contributions: how a block puts its contributions together.
         qk_norm: ``""`` (none), ``head`` (per head) or ``full`` (over all heads at once).
         gainless: points behind norms that have no gain.
+        qk_norm_shared: whether one module normalises the queries, and then the keys.
         qk_norm_axes: how tensors of these norms lie: ``positions``, ``heads`` (heads before positions) or ``merged``
             (prompts and positions in one axis).
+        eps_behind: epsilon of the norm before a point, where it is not ``norm_eps``.
+        centred_behind: points behind layer norms, in a trunk whose other norms are not.
+        gated_behind: points whose norm is followed by a gate that is computed from its output.
         gated_mlp: whether dense MLPs have a gate and a linear branch.
         activation: name of the MLP's activation function.
         positions: ``rotary``, ``learned``, ``alibi``, ``none`` or ``other``.
@@ -141,10 +148,12 @@ class ModelFacts:
         head_scale: factor on the final norm's output before the unembedding.
         logit_multiplier: factor on the unembed output.
         routed_scale: factor that the configuration puts on the weights of the chosen experts.
-        head_scale: factor on the final norm's output before the unembedding.
         attn_scale: factor on query-key products, or ``None`` for ``head_dim ** -0.5``.
+        masked_tokens: tokens whose logits the model replaces by the lowest number, so that it never gives them.
         score_terms: what the code does to scores besides scaling, cap and mask, in words; empty if nothing.
         attn_difference: whether ``z`` is a difference between what the two halves of the heads sum up, normalised.
+            Heads ``2j`` and ``2j + 1`` of ``z`` are then the two halves of what the heads ``j`` and ``j + heads / 2``
+            make together.
         attn_softcap, final_softcap: caps, or ``None``.
         sinks: attention has sink logits in the softmax's denominator.
         value_scale: factor on the value projection, applied behind it.
@@ -197,6 +206,10 @@ class ModelFacts:
     qk_norm: str = ""
     gainless: tuple[str, ...] = field(default=(), converter=as_tuple)
     qk_norm_axes: str = "positions"
+    qk_norm_shared: bool = False
+    eps_behind: Mapping[str, float] = field(factory=dict)
+    centred_behind: tuple[str, ...] = field(default=(), converter=as_tuple)
+    gated_behind: tuple[str, ...] = field(default=(), converter=as_tuple)
     gated_mlp: bool = True
     activation: str = "silu"
     positions: str = "rotary"
@@ -216,6 +229,7 @@ class ModelFacts:
     logit_multiplier: float = 1.0
     routed_scale: float = 1.0
     attn_scale: float | None = None
+    masked_tokens: tuple[int, ...] = field(default=(), converter=_ids)
     score_terms: str = ""
     attn_difference: bool = False
     attn_softcap: float | None = None
@@ -263,6 +277,11 @@ class ModelFacts:
         """Whether what ``attn`` or ``mlp`` adds is its output, through a post-norm and a factor at most."""
         terms = self.contributions.attn_terms if half == "attn" else self.contributions.mlp_terms
         return not terms and half not in self.contributions.weights and f"{half}_post" not in self.roles
+
+    @property
+    def last_layer(self) -> int:
+        """Number of the last block that runs on text alone."""
+        return max((layer.index for layer in self.layers if layer.mixer != "cross_attention"), default=0)
 
     def axis_size(self, axis: str, layer: int | None = None) -> int:
         """Size of a point's axis; ``query`` and ``key`` depend on the input and give 0.

@@ -59,8 +59,9 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
         values: dict[str, Any] = _head_widths(own, family, index, mixer, size.d_model) if softmax else {}
         values |= mlp_facts(own, family, index, size, words[index] if words else "", alone[index])
         values |= {"window": _window(own, mixer), "kv_shared_from": sources[index]}
-        if family.key_budget_key and softmax:
+        if family.key_budget_key and softmax and family.key_budget_kind in ("", mixer):
             values["key_budget"] = own.integer(family.key_budget_key)
+            values["key_block"] = (own.integer(family.key_block_key) if family.key_block_key else None) or 1
         values["causal"] = causal
         values["sinkless"] = family.sliding_sinks and mixer not in _SLIDING
         values["parallel"] = parallel and mixer != "none" and values["mlp"] != "none"

@@ -138,6 +138,9 @@ def _n_shared(view: ConfigView, index: int) -> int:
 
 def _dense_width(view: ConfigView, index: int, size: Dimensions, own_keys: tuple[str, ...]) -> int:
     width = view.item(index, *own_keys, *_D_MLP)
+    factor, multiple = view.number("ffn_proj_factor"), view.integer("ffn_round_up_to_multiple_of")
+    if width is None and factor is not None and multiple:
+        return -(-int(size.d_model * factor) // multiple) * multiple
     if width is None:
         # The old decoders: four times the residual's width, unless a factor is stated.
         return (view.integer("expansion_ratio", "intermediate_multiple_size") or 4) * size.d_model

@@ -185,6 +185,11 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "qk_norm": family.qk_norm if has_qk_norm else "",
         "gainless": family.gainless,
         "qk_norm_axes": family.qk_norm_axes,
+        "qk_norm_shared": family.qk_norm_shared,
+        "eps_behind": {point: _stated(view, eps) for point, eps in family.eps_behind.items()},
+        "centred_behind": family.centred_behind,
+        "gated_behind": family.gated_behind,
+        "masked_tokens": _masked_tokens(view, family),
         "gated_mlp": family.gated_mlp,
         "activation": _activation(view, family),
         "final_norm_call": family.final_norm_call,
@@ -202,6 +207,18 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "roles": dict(family.roles),
         "absent": dict(family.absent),
     }
+
+
+def _stated(view: ConfigView, eps: float | str) -> float:
+    return eps if isinstance(eps, float) else view.number(eps) or 1e-6
+
+
+def _masked_tokens(view: ConfigView, family: FamilyFacts) -> tuple[int, ...]:
+    if family.masked_names is None:
+        return ()
+    key, start = family.masked_names
+    tokens = view.get(key) or {}
+    return tuple(sorted(token for name, token in tokens.items() if name.startswith(start)))
 
 
 def _switched(view: ConfigView, key: str) -> bool:
@@ -228,6 +245,8 @@ def _positions(view: ConfigView, family: FamilyFacts) -> str:
 
 def _activation(view: ConfigView, family: FamilyFacts) -> str:
     stated = family.activation or str(view.get(*_ACTIVATION) or "silu")
+    if family.activation_limits_key and any(view.listed(family.activation_limits_key) or ()):
+        return f"{stated} with limits"
     return family.activation_names.get(stated, stated)
 
 

@@ -48,6 +48,8 @@ class FamilyFacts:
         adds_residual: ``attn``, ``mlp``: sublayers whose module returns its output plus the residual.
         qk_norm: kind of the query and key norms, ``""``, ``head`` or ``full``.
         qk_norm_key: configuration key that switches them on; empty if they are always there.
+        qk_norm_shared, centred_behind, gated_behind: as in ``ModelFacts``.
+        eps_behind: as in ``ModelFacts``, or the configuration key of it.
         gainless: points behind norms that have no gain, such as ``attn_in``.
         qk_norm_axes: how their tensors lie: ``positions`` ([batch, pos, heads, dim], or wider), ``heads``
             ([batch, heads, pos, dim]) or ``merged`` ([batch * pos, heads, dim]).
@@ -59,6 +61,7 @@ class FamilyFacts:
         positions: kind of position information, empty to tell by the keys; a configuration's ``alibi`` overrides it.
         final_norm_call, attn_sub_norm, mlp_sub_norm: as in ``ModelFacts``.
         activation: name of the MLP's activation function that the code fixes; empty if the configuration states it.
+        activation_limits_key: configuration key of limits, one per layer, that the branches of the MLP are kept within.
         activation_names: what the code understands by a name of the configuration, where that is not what it says.
         positions_behind_pad: positions are counted from behind the padding token's id, which leaves so many fewer.
         windows: which layers slide: ``typed`` (by the configuration's layer types), ``all`` (every layer, if a
@@ -83,7 +86,10 @@ class FamilyFacts:
             they never use.
         yarn_scale: a rotary embedding of the kind ``yarn`` brings a factor on query-key products along.
         score_terms: as in ``ModelFacts``.
-        key_budget_key: configuration key of the number of keys that a query chooses among those that it may see.
+        key_budget_key, key_block_key: configuration keys of ``LayerFacts.key_budget`` and ``key_block``.
+        key_budget_kind: kind of the layers that these are for; empty for all.
+        masked_names: a configuration key of a mapping from names to tokens, and the beginning of the names of those
+            whose logits the code replaces by the lowest number.
         attn_difference: as in ``ModelFacts``.
         sinks: attention has sink logits.
         sliding_sinks: only sliding layers have them.
@@ -128,6 +134,10 @@ class FamilyFacts:
     qk_norm_key: str = ""
     gainless: tuple[str, ...] = ()
     qk_norm_axes: str = "positions"
+    qk_norm_shared: bool = False
+    eps_behind: Mapping[str, float | str] = field(factory=dict)
+    centred_behind: tuple[str, ...] = ()
+    gated_behind: tuple[str, ...] = ()
     gated_mlp: bool = True
     shared_experts: int = 0
     mlp_width_of_both: bool = False
@@ -138,6 +148,7 @@ class FamilyFacts:
     attn_sub_norm: bool = False
     mlp_sub_norm: bool = False
     activation: str = ""
+    activation_limits_key: str = ""
     activation_names: Mapping[str, str] = field(factory=dict)
     positions_behind_pad: bool = False
     windows: str = "none"
@@ -161,6 +172,9 @@ class FamilyFacts:
     yarn_scale: bool = False
     score_terms: str = ""
     key_budget_key: str = ""
+    key_block_key: str = ""
+    key_budget_kind: str = ""
+    masked_names: tuple[str, str] | None = None
     attn_difference: bool = False
     sinks: bool = False
     sliding_sinks: bool = False
@@ -259,11 +273,18 @@ _GATED_HYBRID: Final = evolve(_TYPED, qk_norm="head", attn_gate="packed")
 _LATENT: Final = FamilyFacts(yarn_scale=True)
 _AFTER_ROTARY: Final = "queries and keys are normalised after the rotary embedding here, and this point is before it"
 _NORMS_AFTER_ROTARY: Final = dict.fromkeys(("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"), _AFTER_ROTARY)
-_NORMS_BEHIND: Final = {"attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"}
 _MIXED_AT_THE_INPUT: Final = {
     "expert_weights": "this family multiplies what the chosen experts read, and adds up what they give as it is: "
     "nothing is weighted behind them; router_logits, through a sigmoid, are the factors"
 }
+_QK_NORMS: Final = ("q_norm_out", "k_norm_out")
+_CHAMELEON: Final = FamilyFacts(
+    qk_norm="head",
+    qk_norm_axes="merged",
+    eps_behind=dict.fromkeys(_QK_NORMS, 1e-5),
+    centred_behind=_QK_NORMS,
+    masked_names=("vocabulary_map", "IMGIMG"),
+)
 _POSITION_FACTOR: Final = "a factor on queries that grows with their position"
 _ALONE: Final = FamilyFacts(windows="typed", positions="none", gated_mlp=False)
 # One transformer block, whose parameters several blocks share, feeds the state space of each of them.
@@ -342,11 +363,16 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "mllama_text_model": _LLAMA,
     "moshi": evolve(_LLAMA, mlp_width_of_both=True, roles={"mlp.gate_up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}),
     "chameleon": evolve(
-        _LLAMA,
-        qk_norm="head",
-        qk_norm_axes="merged",
+        _CHAMELEON,
         requires={"swin_norm": False},
-        otherwise=evolve(_POST_NORM, qk_norm="head", qk_norm_axes="merged", roles=_NORMS_BEHIND),
+        otherwise=evolve(
+            _CHAMELEON,
+            attn_pre_norm=False,
+            attn_post_norm=True,
+            mlp_pre_norm=False,
+            mlp_post_norm=True,
+            roles={"attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
+        ),
     ),
     "cosmos3_edge_text": evolve(_LLAMA, gated_mlp=False),
     "paddleocr_vl_text": _LLAMA,
@@ -385,6 +411,19 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "glm4": _SANDWICH,
     "glm4v_text": _SANDWICH,
     "glm_ocr_text": _SANDWICH,
+    "muse_glimmer_text": evolve(
+        _SANDWICH,
+        windows="typed",
+        qk_norm="head",
+        qk_norm_axes="heads",
+        qk_norm_shared=True,
+        gainless=_QK_NORMS,
+        eps_behind=dict.fromkeys(("attn_out_post", "mlp_out_post"), "post_norm_eps"),
+        attn_gate="separate",
+        roles=dict.fromkeys(("attn.q_norm", "attn.k_norm"), "self_attn.qk_norm"),
+        logit_multiplier_keys=("output_multiplier",),
+        final_softcap=True,
+    ),
     # Parallel blocks with one norm, and logits with a factor
     "cohere": evolve(_COHERE, qk_norm="head", qk_norm_key="use_qk_norm"),
     "cohere2": evolve(_COHERE, windows="typed"),
@@ -459,6 +498,13 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     # Of the keys that a query may see, it attends to those that an indexer chooses
     "deepseek_v32": evolve(_LATENT, key_budget_key="index_topk"),
     "glm_moe_dsa": evolve(_LATENT, key_budget_key="index_topk"),
+    "axk2": evolve(
+        _LATENT,
+        key_budget_key="index_topk",
+        gated_behind=("attn_in", "mlp_in"),
+        attn_gate="packed",
+        roles={"attn.q_proj": "self_attn.q_gate_proj"},
+    ),
     # Position biases, and modules that return their output plus the residual
     "bloom": evolve(
         _LAYER_NORM,
@@ -561,6 +607,22 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "qwen2_moe": _TYPED,
     "qwen3_moe": evolve(_SLIDING, qk_norm="head"),
     "qwen3_vl_moe_text": evolve(_LLAMA, qk_norm="head"),
+    "minimax_m3_vl_text": evolve(
+        _TYPED,
+        qk_norm="head",
+        activation="swigluoai",
+        key_budget_key="index_topk_blocks",
+        key_block_key="index_block_size",
+        key_budget_kind="minimax_m3_sparse",
+    ),
+    "step3p5": evolve(
+        _TYPED,
+        qk_norm="head",
+        attn_gate="separate",
+        attn_gate_key="gating",
+        attn_gate_per_head=(True, "per-head"),
+        activation_limits_key="swiglu_limits_shared",
+    ),
     "qwen3_omni_moe_text": evolve(_LLAMA, qk_norm="head"),
     "qwen3_next": _GATED_HYBRID,
     "qwen3_5_moe_text": _GATED_HYBRID,
@@ -595,7 +657,6 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
         attn_gate_per_head=(True, "per-head"),
         attn_gate_activation="softplus",
     ),
-    "minimax_m3_vl_text": evolve(_TYPED, qk_norm="head", activation="swigluoai"),
     "mimo_v2_flash": evolve(
         _TYPED, sinks=True, sliding_sinks=True, sliding_kv_factor=2, value_scale_key="attention_value_scale"
     ),
@@ -743,6 +804,19 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     ),
     # State spaces, attention, MLPs and experts, each alone in a block
     "nemotron_h": _ALONE,
+    "xlstm": FamilyFacts(
+        positions="none",
+        final_softcap=True,
+        roles={
+            "attn": "mlstm_layer",
+            "attn.o_proj": "mlstm_layer.out_proj",
+            "mlp_pre_norm": "norm_ffn",
+            "mlp.gate_proj": "ffn.proj_up_gate",
+            "mlp.up_proj": "ffn.proj_up",
+            "mlp.gate_up_proj": "ffn.proj_up_gate_z",
+            "mlp.down_proj": "ffn.proj_down",
+        },
+    ),
     # State spaces alone: one sublayer per block
     "mamba": _MAMBA,
     "mamba2": _MAMBA,
@@ -763,6 +837,6 @@ BARE_HEADS: Final = frozenset(
 """``model_type`` of wrappers whose logits are the bare unembed output, whatever the text model's own would be."""
 
 SCALED_HEADS: Final = frozenset(
-    "cohere_compass gemma4 gemma4_unified granite4_vision hyperclovax_vision_v2 inkling_mm_model".split()
+    "cohere_compass gemma4 gemma4_unified granite4_vision hyperclovax_vision_v2 inkling_mm_model muse_glimmer".split()
 )
 """``model_type`` of wrappers that apply the factor, or the cap, of the text model."""

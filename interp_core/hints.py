@@ -217,7 +217,7 @@ def _start(facts: ModelFacts, get: Get, failed: list[Check], tolerance: float) -
 
 def _end(facts: ModelFacts, get: Get, failed: list[Check], tolerance: float) -> Found:
     """What the final norm's output is made of."""
-    last, final = get("resid_post", facts.n_layers - 1), get("final_norm", None)
+    last, final = get("resid_post", facts.last_layer), get("final_norm", None)
     if last is None or final is None or not _speaks(failed, "final_norm"):
         return
     found = _how(facts, last, final, tolerance)

@@ -125,10 +125,10 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
         allowed = allowed & (chunk[-queries:, None] == chunk[None, :keys])
     elif layer.window is not None:
         allowed = allowed & (distance.abs() < layer.window)
-    seen = above.any(0) if above.dim() == 3 else above
     if layer.key_budget is not None:
-        yield _chosen_keys(layer, seen, allowed)
+        yield _chosen_keys(layer, above, allowed)
         return
+    seen = above.any(0) if above.dim() == 3 else above
     yield Check(
         identity="exactly the keys of the mask (and window) have a probability above 0",
         layer=layer.index,
@@ -140,11 +140,24 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
 
 
 def _chosen_keys(layer: LayerFacts, seen: Tensor, allowed: Tensor) -> Check:
-    """Where a query attends to some of the keys that it may see: which ones is the model's choice, how many is not."""
-    many = allowed.sum(-1).clamp(max=layer.key_budget)
+    """Where a query attends to some of the keys that it may see: which ones is the model's choice, how many is not.
+
+    Keys are chosen in blocks; of a chosen block, a query attends to all that it may see.
+    """
+    import torch.nn.functional as F
+
+    short = -allowed.shape[-1] % layer.key_block
+
+    def blocks(keys: Tensor) -> Tensor:
+        whole: Tensor = F.pad(keys.float(), (0, short)).unflatten(-1, (-1, layer.key_block)).amax(-1)
+        return whole > 0
+
+    many = blocks(allowed).sum(-1).clamp(max=layer.key_budget)
 
     def wrong(keys: Tensor) -> float:
-        return float((keys & ~allowed).double().mean() + (keys.sum(-1) != many).double().mean())
+        chosen = blocks(keys)
+        whole = chosen.repeat_interleave(layer.key_block, dim=-1)[..., : allowed.shape[-1]] & allowed
+        return float((keys != whole).double().mean() + (chosen.sum(-1) != many).double().mean())
 
     return Check(
         identity="as many keys as a query chooses, and none that it may not see, have a probability above 0",

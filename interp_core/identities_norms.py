@@ -29,7 +29,7 @@ def norm_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[C
             if source.endswith("_stream_collapse"):
                 continue  # Trunks of several streams differ in where the norm is: see collapse_identities.
             before, after = get(source, layer.index), get(target, layer.index)
-            if before is None or after is None:
+            if before is None or after is None or target in facts.gated_behind:
                 continue
             at: int | None = layer.index
             if normed:
@@ -39,7 +39,7 @@ def norm_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator[C
                 half = target.removesuffix("_out_post")
                 factor = facts.residual_multiplier * layer.factors.get(half, 1.0) if half != target else 1.0
                 yield _equal(source, target, at, (before * factor, after), tolerance)
-    last, final = get("resid_post", facts.n_layers - 1), get("final_norm", None)
+    last, final = get("resid_post", facts.last_layer), get("final_norm", None)
     if facts.n_streams == 1 and facts.final_norm and last is not None and final is not None:
         yield _fitted(facts, "the last resid_post", "final_norm", None, (last, final), tolerance)
 
@@ -99,8 +99,8 @@ def _fitted(
     whole: bool = False,
 ) -> Check:
     before, after = (t.double().flatten(1) if whole else t.double() for t in pair)
-    centred = facts.norm == "layer"
-    normal = normalised(before, facts.norm_eps, centred=centred)
+    centred = facts.norm == "layer" or target in facts.centred_behind
+    normal = normalised(before, facts.eps_behind.get(target, facts.norm_eps), centred=centred)
     error, spread = fit_gain(normal, after, centred=centred)
     # As if it were taken between the norm and its gain: that would look the same.
     alike = spread < _SPREAD and target not in facts.gainless

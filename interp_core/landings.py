@@ -117,7 +117,7 @@ def _first_of_each_kind(facts: ModelFacts) -> set[int]:
 
 def _harmless(here: Capture, zeros: Mapping[Address, Add], sound: Sequence[Address]) -> Iterator[Check]:
     """All at once; point by point, to name the culprits, only if that changes something."""
-    last = here.model.n_layers - 1
+    last = here.model.facts.last_layer
     wanted = (Address("lm_head"), Address("final_norm"), Address("resid_post", last), Address("resid_streams", last))
     end = next((address for address in wanted if address in sound), None)
     if end is None:

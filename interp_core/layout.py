@@ -24,7 +24,7 @@ __all__ = ["Layout", "find_layout"]
 _LIST_NAMES: Final = ("layers", "h", "blocks", "block", "layer")
 _NOT_THE_TRUNK: Final = ("vision", "visual", "audio", "codec", "qformer", "encoder", "mtp", "draft")
 _FINAL_NORMS: Final = (
-    *("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "layer_norm"),
+    *("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_norm", "layer_norm", "out_norm"),
     *("norm_f", "layernorm", "ln", "LayerNorm", "layernorm_embedding", "ln_out"),
     "embedding_norm",  # LFM2 calls the norm before the unembedding so
 )

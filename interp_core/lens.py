@@ -43,7 +43,7 @@ def logit_lens(
     Args:
         model: the model.
         tokens: one prompt.
-        layers: layers to decode; ``None`` for all.
+        layers: layers to decode; ``None`` for all that run on text alone.
         top_k: tokens to keep per layer and position.
         positions: absolute positions, a slice, or ``"last"``; ``None`` for all.
         steering: operations for this call.
@@ -71,6 +71,8 @@ def logit_lens(
     if not batch.single:
         raise RequestError("logit_lens takes one prompt")
     wanted = read_layers(layers, model.n_layers)
+    if layers is None:
+        wanted = [layer for layer in wanted if model.facts.layers[layer].mixer != "cross_attention"]
     top_k = min(read_count("top_k", top_k), model.vocab_size)
     ids = batch.rows[0]
     chosen = select_positions(positions, len(ids))

@@ -134,7 +134,7 @@ _TABLE: Final = (
     ),
     _layer("attn_probs", "heads query key", "Softmax of the scores, sinks in the denominator: rows may sum below 1."),
     _layer("z", "heads v_head_dim", "Input of the attention output projection, after the gate where there is one."),
-    _layer("attn_gate", "heads head_dim", "Output of the attention gate projection, packed or separate."),
+    _layer("attn_gate", "heads v_head_dim", "Output of the attention gate projection, packed or separate."),
     _layer("attn_out", "d_model", "Raw output of the attention module's last projection."),
     _layer(
         "attn_out_post",

@@ -24,7 +24,7 @@ from interp_core.profile import ModelProfile
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["transfer_identities"]
+__all__ = ["gate_transfers", "transfer_identities"]
 
 _FEEDS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
     (("embeddings",), ("resid_pre",)),
@@ -49,6 +49,31 @@ _FEEDS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
     (("final_norm",), ("lm_head",)),
 )
 """Points that are written together, and what they feed: the first of these that is served is read."""
+
+
+def gate_transfers(
+    here: Capture, there: Capture, needed: AbstractSet[tuple[str, int | None]], tolerance: float
+) -> Iterator[Check]:
+    """Where values are no point: with another gate in place, ``z`` changes by the ratio of what they become."""
+    import torch.nn.functional as F
+
+    activation = {"sigmoid": F.sigmoid, "softplus": F.softplus}[here.model.facts.attn_gate_activation]
+    for name, layer in needed:
+        gate, z = Address("attn_gate", layer), Address("z", layer)
+        if name != "attn_gate" or z not in here.rows or here.model.profile.write_refusal(gate) is not None:
+            continue
+        mine, other = here.rows[gate], there.rows[gate]
+        # One layer at a time: a write in an earlier one would change what is gated here.
+        moved = run_with_cache(here.model, here.tokens, [z], steering=[Replace(gate, other)])[z][0]
+        wanted = here.rows[z] * activation(other)
+        yield Check(
+            identity="with another prompt's attn_gate in place, z changes by the ratio of what the two become",
+            layer=layer,
+            proves=("attn_gate", "z"),
+            error=difference(moved * activation(mine), wanted),
+            control=difference(moved * activation(mine.roll(1, -1)), wanted),
+            tolerance=tolerance,
+        )
 
 
 @frozen

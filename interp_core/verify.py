@@ -19,7 +19,7 @@ from interp_core.identities_variants import variant_identities
 from interp_core.judging import Bench
 from interp_core.landings import write_identities
 from interp_core.tokens import read_tokens
-from interp_core.transfers import transfer_identities
+from interp_core.transfers import gate_transfers, transfer_identities
 from interp_core.verdicts import FAILED, UNCHECKED, Verification, places_of
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def examine(
     if steers and left:
         told("another prompt's rows in place of this one's")
         bench.tried += transfer_identities(here, there, left, tolerance)
+        bench.tried += gate_transfers(here, there, left, tolerance)
     layers, failed = bench.layers(), [check for check in bench.checks if check.fails]
     hints = [*bench.suspects(layers), *find_hints(facts, get, failed, tolerance)] if failed else []
     return Verification(checks=bench.checks, tried=bench.tried, layers=layers, hints=hints)
@@ -140,7 +141,7 @@ def _tail(here: Capture, tolerance: float) -> list[Check]:
     model, get = here.model, here.get
     several = model.facts.n_streams > 1
     name, how = ("resid_streams", "head") if several else ("resid_post", None)
-    last = model.n_layers - 1
+    last = model.facts.last_layer
     rows, head = get(name, last), get("lm_head", None)
     if rows is None or head is None or "raw_logits" not in model.profile.spec.capabilities:
         return []

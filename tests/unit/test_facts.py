@@ -321,6 +321,12 @@ def test_points_that_a_family_has_not_say_why() -> None:
         assert absences(GENERAL_POINTS["k_norm_in"], found) == {None: found.absent["k_norm_in"]}
         assert "after the rotary embedding" in found.absent["q_norm_out"]
     assert absences(GENERAL_POINTS["k_norm_in"], facts("llama")) == {None: "this family has no query and key norms"}
+    m3 = facts("minimax_m3_vl_text", num_hidden_layers=2, layer_types=["full_attention", "minimax_m3_sparse"])
+    assert [(layer.key_budget, layer.key_block) for layer in m3.layers] == [(None, 1), (16, 128)]
+    assert "minimax_m3_sparse" in {layer.mixer for layer in m3.layers}
+    limited = facts("step3p7", text_config={"num_hidden_layers": 2, "swiglu_limits_shared": [0, 7.0]})
+    assert limited.activation == "silu with limits"
+    assert facts("mllama").last_layer == 39
     assert [layer.key_budget for layer in facts("deepseek_v32", index_topk=9, num_hidden_layers=2).layers] == [9, 9]
     assert facts("deepseek_v3").layers[0].key_budget is None
 

@@ -173,7 +173,8 @@ ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.
 HELD_BY_WRAPPERS = set(
     "chameleon cosmos3_edge_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text hunyuan_vl_text "
-    "kosmos_2_5_text_model mllama_text_model paddleocr_vl_text qwen3_omni_moe_text".split()
+    "kosmos_2_5_text_model mllama_text_model muse_glimmer_text paddleocr_vl_text qwen3_omni_moe_text "
+    "step3p5".split()
 )
 
 
@@ -188,7 +189,7 @@ def _conventional(row: FamilyFacts) -> bool:
 HELD_BY_IDENTITIES = set(
     "bloom mpt ctrl dbrx moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation "
     "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod "
-    "megatron-bert roberta-prelayernorm xlm-roberta-xl granitemoehybrid nemotron_h".split()
+    "megatron-bert roberta-prelayernorm xlm-roberta-xl granitemoehybrid nemotron_h xlstm axk2".split()
 )
 HELD = HELD_BY_IDENTITIES | HELD_BY_WRAPPERS
 TRACED = sorted(name for name, row in FAMILIES.items() if _conventional(row) and name not in HELD)

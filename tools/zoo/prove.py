@@ -269,7 +269,7 @@ def _writable(model: InterpModel, served: list[Address]) -> list[Address]:
 
 
 def _ends(model: InterpModel, served: list[Address]) -> list[Address]:
-    last = model.n_layers - 1
+    last = model.facts.last_layer
     wanted = (Address("lm_head"), Address("resid_post", last), Address("resid_streams", last))
     return [address for address in wanted if address in served]
 
@@ -310,7 +310,7 @@ def _check_large_writes(record: _Record, model: InterpModel, served: list[Addres
 
 
 def _check_logits(record: _Record, model: InterpModel, served: list[Address]) -> None:
-    last = Address("resid_post", model.n_layers - 1)
+    last = Address("resid_post", model.facts.last_layer)
     if last not in served or model.refusal("logit_lens") is not None:
         return
     backend: Any = model.session.backend()

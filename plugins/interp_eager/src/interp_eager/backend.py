@@ -119,8 +119,8 @@ class EagerBackend:
             out: Tensor = module(_moved(rows, module))
         return out.to(device=rows.device, dtype=rows.dtype)
 
-    def new_cache(self, *, windows: bool = True) -> Any:
-        """An empty cache of the model's own kind; without ``windows``, one that keeps every column.
+    def new_cache(self, *, rows: int = 1, windows: bool = True) -> Any:
+        """An empty cache of the model's own kind for ``rows`` prompts; without ``windows``, one with every column.
 
         Raises:
             RequestError: the model keeps none: one that is given would be passed over, and each token read alone.
@@ -130,7 +130,7 @@ class EagerBackend:
                 f"transformers' {self.profile.facts.model_type} keeps no key/value cache, and this backend generates "
                 "with one; run the tokens so far as a prompt, and choose the next one from its lm_head"
             )
-        return empty_cache(self.model, self.profile.facts, windows=windows)
+        return empty_cache(self.model, self.profile.facts, rows=rows, windows=windows)
 
     @property
     def counts_from_cache(self) -> bool:

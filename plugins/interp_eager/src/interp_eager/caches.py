@@ -19,11 +19,14 @@ def cache_keyword(model: Any) -> str:
     return next((name for name in _KEYWORDS if name in known), "")
 
 
-def empty_cache(model: Any, facts: ModelFacts, *, windows: bool = True) -> Any:
-    """An empty cache of the model's own kind; without ``windows``, one that keeps every column."""
+def empty_cache(model: Any, facts: ModelFacts, *, rows: int = 1, windows: bool = True) -> Any:
+    """An empty cache of the model's own kind for ``rows`` prompts; without ``windows``, one that keeps every column."""
     from transformers import DynamicCache
 
     own, config = _own_class(model), model.config
+    if own is not None and _sized(own):
+        # States are there from the beginning, as zeros of the model's dtype.
+        return own(config=config, max_batch_size=rows, dtype=model.dtype, device=model.device)
     if own is not None:
         return own()
     # Of a decoder that is half of an encoder-decoder, transformers counts the layers of the other half.
@@ -36,7 +39,10 @@ def _own_class(model: Any) -> Any:
     from transformers.cache_utils import Cache
 
     module = sys.modules[type(model).__module__]
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Cache) and value.__module__ == module.__name__:
-            return value
-    return None
+    own = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+    return next((v for v in own if issubclass(v, Cache) or (v.__name__.endswith("Cache") and _sized(v))), None)
+
+
+def _sized(cache: Any) -> bool:
+    """Whether a class of caches is made for a number of prompts."""
+    return "max_batch_size" in inspect.signature(cache).parameters

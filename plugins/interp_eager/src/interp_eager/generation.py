@@ -133,7 +133,7 @@ class Batch:
         lengths = [len(prompt) for prompt in prompts]
         unequal = min(lengths) < max(lengths)
         inputs = self.backend.padded(prompts)
-        cache = self.backend.new_cache(windows=not unequal)
+        cache = self.backend.new_cache(rows=len(prompts), windows=not unequal)
         chunk = Chunk([0] * len(lengths), lengths, lengths)
         logits = self.backend.step(self._compiled(), inputs, cache, chunk, self.collector)
         if unequal:

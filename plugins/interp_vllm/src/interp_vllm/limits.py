@@ -28,6 +28,9 @@ def limits(facts: ModelFacts, options: Mapping[str, Any]) -> dict[str, PointSupp
     if facts.final_norm_call:
         why = "this family applies its final norm twice in a forward, and here a module is read at every call"
         found |= dict.fromkeys(("final_norm", "lm_head"), unsupported(why))
+    if facts.qk_norm_shared:
+        why = "one module normalises queries and then keys in this family, and here a module is read at every call"
+        found |= dict.fromkeys(("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"), unsupported(why))
     if any(layer.mlp == "sparse" for layer in facts.layers) and model_impl(facts, options) == "transformers":
         why = (
             "vLLM's Transformers backend replaces the router of a mixture of experts by its own; use the family's own "
