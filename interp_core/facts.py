@@ -167,12 +167,13 @@ class ModelFacts:
         latent_attention: keys and values are projected from a latent vector (MLA).
         shared_key_value: the rotated key is the value too, and its rotation is undone behind the attention.
         tied_embeddings: unembedding and embedding share a weight.
+        rereads: whether a forward takes all tokens so far beside its cache, and not the new ones alone.
         dtype: the checkpoint's own dtype name, or ``None``.
         quantization: name of the quantisation method, or ``None``.
         eos_token_ids, bos_token_id: special ids of the configuration.
         roles: path within a block of each role whose module has a name of its own in this family; of several, parted
             by spaces, the first that there is. ``{turn}`` is the number of earlier blocks with the same kind of mixer.
-        absent: points that this family's code has not, each with the reason.
+        absent: points that this family's code has not, each with the reason; ``layers`` stands for all of its blocks.
         extra: whatever an architecture adds, by its own names.
     """
 
@@ -245,6 +246,7 @@ class ModelFacts:
     latent_attention: bool = False
     shared_key_value: bool = False
     tied_embeddings: bool = False
+    rereads: bool = False
     dtype: str | None = None
     quantization: str | None = None
     eos_token_ids: tuple[int, ...] = field(default=(), converter=_ids)

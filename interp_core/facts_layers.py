@@ -51,7 +51,7 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
     sources = _shared_from(view, mixers)
     alone = _without_mlp(view, words, mixers)
     parallel = family.parallel or view.flag(*family.parallel_keys)
-    causal = view.get("use_bidirectional_attention") not in (True, "all")
+    causal = family.causal and view.get("use_bidirectional_attention") not in (True, "all")
     layers = []
     for index, mixer in enumerate(mixers):
         own = view.layer(index)

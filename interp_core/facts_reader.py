@@ -204,6 +204,7 @@ def _structure(view: ConfigView, family: FamilyFacts) -> dict[str, Any]:
         "attn_gate_activation": family.attn_gate_activation,
         "float16_overflows": family.float16_overflows,
         "latent_attention": bool(view.integer("kv_lora_rank")),
+        "rereads": family.rereads,
         "roles": dict(family.roles),
         "absent": dict(family.absent),
     }

@@ -102,6 +102,7 @@ class FamilyFacts:
         float16_overflows: activations of its published checkpoints pass the largest float16 number.
         roles: as in ``ModelFacts``.
         absent: points that the code has not, each with the mechanical reason.
+        causal: as in ``LayerFacts``.
         causal_keys: values that configuration keys must have for the attention to be causal at all.
         refused: why no model of the family can be served, whatever its configuration says.
         one_of: configuration keys that must say 1 for it to read one token for each position, with what they count.
@@ -112,6 +113,7 @@ class FamilyFacts:
         contributions: as in ``ModelFacts``.
         second_mixer: kind of a token mixer beside the first one, in every block.
         rotary_if: a configuration key and the value without which no positions are given; empty if there is none.
+        rereads: as in ``ModelFacts``.
         embedding_rounded: the root of ``d_model`` is kept in bfloat16.
         embedding_learned: as in ``ModelFacts``.
         d_mlp_keys: configuration keys of a dense MLP's width, looked for before the usual ones.
@@ -188,6 +190,7 @@ class FamilyFacts:
     float16_overflows: bool = False
     roles: Mapping[str, str] = field(factory=dict)
     absent: Mapping[str, str] = field(factory=dict)
+    causal: bool = True
     causal_keys: Mapping[str, Any] = field(factory=dict)
     refused: str = ""
     one_of: Mapping[str, str] = field(factory=dict)
@@ -198,6 +201,7 @@ class FamilyFacts:
     contributions: Contributions = Contributions()
     second_mixer: str = ""
     rotary_if: tuple[str, Any] | None = None
+    rereads: bool = False
     embedding_rounded: bool = False
     embedding_learned: bool = False
     d_mlp_keys: tuple[str, ...] = ()
@@ -311,6 +315,7 @@ _SHARED_BLOCK: Final = FamilyFacts(
         ),
     ),
 )
+_PROMPT_SLOTS: Final = "rows stand for the slots of a learned prompt first, and only then for the tokens"
 _GEMMA4: Final = evolve(
     _GEMMA,
     attn_post_norm=True,
@@ -801,6 +806,42 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
         score_terms="a learned bias by distance, and a factor by position",
         attn_scale_of=lambda width: 1.0 / width,
         roles={"attn_post": "attn_sconv", "mlp_post": "mlp_sconv", "attn.v_proj": "self_attn.v_sconv"},
+    ),
+    # No list of blocks that each run once on the tokens of a prompt
+    "hrm_text": evolve(
+        _LLAMA,
+        attn_gate="separate",
+        embedding_scale_inside=False,
+        absent={
+            "layers": "two stacks run in a loop, each block several times in a forward, so it has no one tensor",
+            "final_norm": "the norm behind a stack runs several times in a forward, so it has no one output",
+        },
+    ),
+    "xlm": evolve(
+        _GPT2,
+        final_norm=False,
+        causal_keys={"causal": True},
+        absent={"layers": "the parts of a layer stand in four lists of the trunk, and no module is a block"},
+    ),
+    "cpmant": evolve(
+        _LLAMA,
+        positions="other",
+        causal=False,
+        rereads=True,
+        absent={
+            "layers": _PROMPT_SLOTS,
+            "final_norm": _PROMPT_SLOTS,
+            "embeddings": _PROMPT_SLOTS,
+        },
+    ),
+    "reformer": evolve(
+        _LAYER_NORM,
+        positions="other",
+        absent=dict.fromkeys(
+            ("layers", "final_norm", "embeddings", "lm_head"),
+            "each forward hashes by random rotations of its own, so that it cannot be repeated, and nothing that it "
+            "computes can be held against anything; and it carries two residuals",
+        ),
     ),
     # State spaces, attention, MLPs and experts, each alone in a block
     "nemotron_h": _ALONE,

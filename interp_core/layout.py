@@ -121,7 +121,7 @@ def find_layout(model: Any, facts: ModelFacts, *, embed: Any = None, lm_head: An
     if facts.head_transform and head is not None:
         trunk |= _head_roles(model, head)
     layout = Layout({role: _only(part) for role, part in trunk.items() if part is not None})
-    if "resid_pre" in facts.absent:
+    if "layers" in facts.absent:
         return layout  # Nothing inside its blocks is served, and they may be no modules.
     path, blocks = _block_list(model, facts)
     final_norm = _final_norm(model, path) if facts.final_norm else None

@@ -23,6 +23,8 @@ _RESIDUALS: Final = frozenset({"resid_pre", "resid_mid", "resid_post"})
 def absences(spec: PointSpec, facts: ModelFacts) -> dict[int | None, str]:
     """Reasons why ``spec`` is not there: per layer, or under ``None`` if it is nowhere."""
     whole = _whole_trunk(spec.name, facts)
+    if not whole and spec.scope == "layer":
+        whole = facts.absent.get("layers", "")
     if whole:
         return {None: whole}
     if spec.scope == "trunk":

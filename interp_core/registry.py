@@ -180,6 +180,20 @@ def _basis(facts: ModelFacts, architecture: Architecture | None) -> ResidualBasi
             blockers=(facts.other_form or f"the block structure of {facts.model_type!r} is not known",),
             instead="register an Architecture for it, from a plugin of your own",
         )
+    if "layers" in facts.absent:
+        return ResidualBasis(
+            additive=False,
+            sequential=sequential,
+            lens_valid=False,
+            blockers=(facts.absent["layers"],),
+            instead="read lm_head, or modules by their paths on the eager backend",
+        )
+    if facts.contributions.attn_skip or facts.contributions.mlp_skip:
+        normed = "normed" in (facts.contributions.attn_skip, facts.contributions.mlp_skip)
+        what = "its own normed input" if normed else "the residual times weights of the checkpoint"
+        return ResidualBasis(
+            additive=False, sequential=sequential, blockers=(f"what a sublayer adds is added to {what}",)
+        )
     if facts.norm_on_sum:
         return ResidualBasis(
             additive=False,

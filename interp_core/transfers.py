@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["gate_transfers", "transfer_identities"]
 
 _FEEDS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
-    (("embeddings",), ("resid_pre",)),
+    (("embeddings",), ("resid_pre", "lm_head")),
     (("resid_pre",), ("resid_post",)),
     (("resid_mid",), ("resid_post",)),
     (("attn_stream_collapse",), ("attn_in", "attn_out")),

@@ -18,11 +18,14 @@ from interp_core.identities_norms import collapse_identities, norm_identities
 from interp_core.identities_variants import variant_identities
 from interp_core.judging import Bench
 from interp_core.landings import write_identities
+from interp_core.logits import finished
 from interp_core.tokens import read_tokens
 from interp_core.transfers import gate_transfers, transfer_identities
 from interp_core.verdicts import FAILED, UNCHECKED, Verification, places_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from interp_core.model import InterpModel
 
 __all__ = ["examine", "verify"]
@@ -143,6 +146,8 @@ def _tail(here: Capture, tolerance: float) -> list[Check]:
     name, how = ("resid_streams", "head") if several else ("resid_post", None)
     last = model.facts.last_layer
     rows, head = get(name, last), get("lm_head", None)
+    if rows is None and head is not None:
+        return _first_step(here, head, tolerance)
     if rows is None or head is None or "raw_logits" not in model.profile.spec.capabilities:
         return []
     before = get(name, last - 1) if several else get("resid_pre", last)
@@ -156,3 +161,26 @@ def _tail(here: Capture, tolerance: float) -> list[Check]:
         identity += f" ({one_line(problem)})"
     proves = ("lm_head", str(Address(name, last)))
     return [Check(identity=identity, layer=None, proves=proves, error=error, control=control, tolerance=tolerance)]
+
+
+def _first_step(here: Capture, head: Tensor, tolerance: float) -> list[Check]:
+    """Where no residual is served: the model chooses its next token by the last row of its unembedding."""
+    if here.model.profile.refusal("step_logits") is not None:
+        return []
+    try:
+        logits = next(here.model.generate_stream(here.tokens, max_tokens=1)).logits
+    except RequestError:
+        return []  # it does not generate
+    if logits is None:
+        return []
+    rows = finished(head.float(), here.model.facts).to(logits.device)
+    return [
+        Check(
+            identity="the last row of lm_head, as the family finishes it, is what the next token is chosen by",
+            layer=None,
+            proves=("lm_head",),
+            error=difference(rows[-1], logits),
+            control=difference(rows[-2], logits),
+            tolerance=tolerance,
+        )
+    ]

@@ -261,6 +261,18 @@ def test_a_root_kept_in_bfloat16_is_rounded_to_it() -> None:
     assert facts("recurrent_gemma", hidden_size=48).embedding_scale != 48**0.5
 
 
+def test_a_trunk_without_blocks_says_why_no_layer_point_is_there() -> None:
+    found = facts("hrm_text")
+    reasons = {name: absences(spec, found) for name, spec in GENERAL_POINTS.items()}
+    assert "run in a loop" in reasons["resid_post"][None]
+    assert "runs several times" in reasons["final_norm"][None]
+    assert not reasons["embeddings"]
+    assert not reasons["lm_head"]
+    with pytest.raises(ModelUnavailable, match="sees both ways"):
+        facts("xlm")
+    assert "four lists" in absences(GENERAL_POINTS["z"], facts("xlm", causal=True))[None]
+
+
 def test_norms_that_differ_between_kinds_of_blocks() -> None:
     found = facts("olmo_hybrid", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
     assert found.norms(0) == {"attn_pre_norm", "mlp_pre_norm"}

@@ -139,7 +139,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "nanochat": {"final_logit_softcapping": 3.0},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "phi": {"qk_layernorm": True},
-    "kimi_linear": {**_LINEAR, "linear_head_dim": 16, "linear_num_heads": 4},
+    "kimi_linear": {**_LATENT, **_LINEAR, "linear_head_dim": 16, "linear_num_heads": 4},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": WINDOW, "lru_width": 64},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
     "qwen2_moe": {"use_sliding_window": True, "max_window_layers": 2, "mlp_only_layers": [0]},

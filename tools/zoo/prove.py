@@ -294,6 +294,8 @@ def _check_zero_writes(record: _Record, model: InterpModel, served: list[Address
 
 def _check_large_writes(record: _Record, model: InterpModel, served: list[Address]) -> None:
     ends = _ends(model, served)[:1]
+    if not ends:
+        return
     plain = model.run_with_cache(list(PROMPT), ends)[ends[0]][0]
     name = "resid_streams" if model.facts.n_streams > 1 else "resid_post"
     for address in [a for a in _writable(model, served) if a.name == name]:

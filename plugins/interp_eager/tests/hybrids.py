@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 from tiny_families import _GROUPED, _WIDE
 
-__all__ = ["HYBRIDS", "save"]
+__all__ = ["BLOCKLESS", "HYBRIDS", "save"]
 
 _STATES = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_chunk_size": 4}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"] * 2}
@@ -151,12 +151,31 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
     ),
 }
 
+# Trunks without blocks that each run once on the tokens of a prompt.
+BLOCKLESS: dict[str, Callable[[], Any]] = {
+    "cpmant": lambda: hf.CpmAntConfig(
+        vocab_size=300,
+        hidden_size=48,
+        num_attention_heads=4,
+        dim_head=12,
+        dim_ff=80,
+        num_hidden_layers=2,
+        prompt_types=4,
+        prompt_length=4,
+        segment_types=4,
+        init_std=0.2,
+    ),
+    "hrm_text": lambda: hf.HrmTextConfig(
+        **{**_WIDE, "num_hidden_layers": 2}, H_cycles=2, L_cycles=2, initializer_range=0.2, prefix_lm=False
+    ),
+}
+
 
 def save(family: str, root: Path) -> str:
     """The folder of a family's checkpoint, made at first use."""
     folder = root / f"hybrid-{family}"
     if not folder.is_dir():
-        tiny_families.write(HYBRIDS[family], folder)
+        tiny_families.write((HYBRIDS | BLOCKLESS)[family], folder)
         model = hf.AutoModelForCausalLM.from_pretrained(folder)
         scalars = [buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
         for number, scalar in enumerate(scalars):

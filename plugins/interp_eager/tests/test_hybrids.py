@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hybrids
 import pytest
@@ -136,3 +137,31 @@ def test_weights_of_the_checkpoint_on_residual_and_contributions(folders: Path) 
         assert difference(cache["attn_out.1"], cache["attn_out_post.1"]) > 1000 * TIGHT
         rest = cache["resid_mid.1"] - cache["attn_out_post.1"]
         assert difference((cache["resid_pre.1"] + join.residual_bias) * join.residual_scale, rest) < TIGHT
+
+
+@pytest.mark.parametrize(("name", "why"), [("cpmant", "slots of a learned prompt"), ("hrm_text", "run in a loop")])
+def test_trunks_without_blocks_serve_their_ends(name: str, why: str, folders: Path) -> None:
+    with loaded(name, folders) as model:
+        for point in ("resid_post.0", "attn_out.0", "mlp_act.1", "final_norm"):
+            refusal = model.refusal(point)
+            assert isinstance(refusal, CapabilityUnsupported)
+            assert refusal.instead
+        assert why in str(model.refusal("resid_pre.0"))
+        assert why in str(model.refusal("logit_lens"))
+        head = run_with_cache(model, PROMPT, ["lm_head"])["lm_head"][0]
+        assert torch.equal(head, hf_logits(model, PROMPT))
+        completion, grown = model.capture_generation(PROMPT, ["lm_head"], max_tokens=5, ignore_eos=True)
+        assert difference(grown["lm_head"][0][: len(PROMPT)], head) < TIGHT
+        assert list(completion.token_ids) == own_generation(model, 5)
+        assert list(completion.token_ids) == [int(row.argmax()) for row in grown["lm_head"][0][len(PROMPT) - 1 :]]
+        assert verify(model, PROMPT).points["lm_head"] == "proven"
+
+
+def own_generation(model: InterpModel, count: int) -> list[int]:
+    """What transformers' own greedy generation gives."""
+    backend: Any = model.session.backend()
+    ids = torch.tensor([PROMPT])
+    out = backend.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
+    )
+    return [int(token) for token in out[0, len(PROMPT) :]]

@@ -146,7 +146,9 @@ class Batch:
     def _next(self) -> Tensor:
         """The last token of each row."""
         device = self.backend.device
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([row.tokens[-1:] for row in self.rows], device=device)}
+        rereads = self.backend.profile.facts.rereads
+        ids = [row.tokens if rereads else row.tokens[-1:] for row in self.rows]
+        inputs: dict[str, Any] = {"input_ids": torch.tensor(ids, device=device)}
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
             inputs["attention_mask"] = self._mask
