@@ -138,7 +138,10 @@ def _weighted(of: Expression, what: str, layer: LayerFacts, facts: ModelFacts, l
     weights = facts.contributions.weights.get(what)
     if weights is None:
         return of
-    return Learned(of, layout.module(weights.role, layer.index), weights.weight, weights.bias)
+    owner = layout.module(weights.role, layer.index)
+    if getattr(owner, weights.weight or weights.bias, None) is None:
+        return of  # some blocks lack them
+    return Learned(of, owner, weights.weight, weights.bias)
 
 
 def _resid_mid(layer: LayerFacts, facts: ModelFacts, layout: Layout) -> Binding:

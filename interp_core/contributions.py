@@ -17,7 +17,7 @@ class Weights:
 
     Attributes:
         role: the module that holds them.
-        weight, bias: their names there; an empty bias is none.
+        weight, bias: their names there; an empty name is none, and some blocks may lack them.
     """
 
     role: str

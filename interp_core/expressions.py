@@ -94,7 +94,7 @@ class Learned:
     Attributes:
         of: the tensor.
         owner: the module that holds the parameters, as a binding finds it.
-        weight, bias: their names there; they have one element per channel, or one in all. An empty bias is none.
+        weight, bias: their names there; they have one element per channel, or one in all. An empty name is none.
     """
 
     of: Expression
@@ -105,11 +105,11 @@ class Learned:
     def applied(self, value: Any) -> Any:
         """What the model makes of the tensor's value."""
         shifted = value + getattr(self.owner, self.bias) if self.bias else value
-        return shifted * getattr(self.owner, self.weight)
+        return shifted * getattr(self.owner, self.weight) if self.weight else shifted
 
     def undone(self, value: Any) -> Any:
         """The tensor's value that gives ``value``."""
-        shifted = value / getattr(self.owner, self.weight)
+        shifted = value / getattr(self.owner, self.weight) if self.weight else value
         return shifted - getattr(self.owner, self.bias) if self.bias else shifted
 
 

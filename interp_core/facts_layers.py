@@ -66,6 +66,8 @@ def read_layers(view: ConfigView, family: FamilyFacts, size: Dimensions) -> tupl
         values["sinkless"] = family.sliding_sinks and mixer not in _SLIDING
         values["parallel"] = parallel and mixer != "none" and values["mlp"] != "none"
         values |= {"second_mixer": family.second_mixer, "norms": family.mixer_norms.get(mixer)}
+        if index == 0 and family.first_norms is not None:
+            values["norms"] = family.first_norms
         values["factors"] = _factors(own, family, mixer)
         values["absent"] = _absent(family, mixer, values["mlp"])
         if softmax and family.attn_scale_of is not None and values.get("head_dim"):

@@ -118,6 +118,7 @@ class FamilyFacts:
         embedding_learned: as in ``ModelFacts``.
         d_mlp_keys: configuration keys of a dense MLP's width, looked for before the usual ones.
         attn_scale_of: factor on query-key products by the head's width, where it is not its inverse root.
+        first_norms: norms of the first block, where they are not the trunk's.
         mixer_norms: norms of the blocks of a kind of mixer, where they are not the trunk's.
         factor_keys: configuration keys of ``LayerFacts.factors``; by mixer, where they differ. ``key.0`` is an element.
         absent_in: points that blocks of some kinds have not.
@@ -206,6 +207,7 @@ class FamilyFacts:
     embedding_learned: bool = False
     d_mlp_keys: tuple[str, ...] = ()
     attn_scale_of: Callable[[int], float] | None = None
+    first_norms: tuple[str, ...] | None = None
     mixer_norms: Mapping[str, tuple[str, ...]] = field(factory=dict)
     factor_keys: Mapping[str, str | Mapping[str, str]] = field(factory=dict)
     absent_in: tuple[Absence, ...] = ()
@@ -447,6 +449,10 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "gptj": evolve(_LAYER_NORM, parallel=True),
     "codegen": evolve(_LAYER_NORM, parallel=True),
     "falcon": evolve(_LAYER_NORM, parallel_keys=("parallel_attn", "new_decoder_architecture")),
+    # The last block adds a bias to what attention gives.
+    "gpt_neox_japanese": evolve(
+        _LAYER_NORM, contributions=Contributions(weights={"attn": Weights("attn", "", "dense_bias")})
+    ),
     "jais2": _LAYER_NORM,
     "nemotron": _LAYER_NORM,
     "persimmon": evolve(_LAYER_NORM, qk_norm="head", qk_norm_key="qk_layernorm"),
@@ -458,6 +464,14 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
         qk_norm="head",
         qk_norm_axes="heads",
         qk_norm_key="qk_layernorm",
+    ),
+    "modernbert-decoder": FamilyFacts(
+        norm="layer",
+        windows="typed",
+        embedding_norm=True,
+        first_norms=("mlp_pre_norm",),
+        head_transform=True,
+        roles={"attn.o_proj": "attn.Wo", "mlp_pre_norm": "mlp_norm", "mlp.down_proj": "mlp.Wo"},
     ),
     # Two layer norms that the code builds without the configuration's epsilon
     "biogpt": evolve(_GPT2, norm_eps=1e-5, embedding_root=True, embedding_root_key="scale_embedding"),

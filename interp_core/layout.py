@@ -28,7 +28,7 @@ _FINAL_NORMS: Final = (
     *("norm_f", "layernorm", "ln", "LayerNorm", "layernorm_embedding", "ln_out"),
     "embedding_norm",  # LFM2 calls the norm before the unembedding so
 )
-_HEAD_TRANSFORMS: Final = ("generator_predictions",)
+_HEAD_TRANSFORMS: Final = ("generator_predictions", "lm_head")
 
 _MLP_PRE_NORMS: Final = (
     "post_attention_layernorm",

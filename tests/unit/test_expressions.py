@@ -60,6 +60,7 @@ def hand(found: dict[Read, Tensor]) -> dict[str, tuple[Expression, Tensor]]:
         "slice of a scaled sum": (Slice(Scale(Sum(A, B), 0.7), (2, 6), (0,)), ((a + b) * 0.7)[..., :6]),
         "learned": (Learned(A, OWNER, "weight"), a * OWNER.weight.to(a.dtype)),
         "learned, with a bias": (Learned(A, OWNER, "weight", "bias"), (a + OWNER.bias) * OWNER.weight),
+        "learned, a bias alone": (Learned(A, OWNER, "", "bias"), a + OWNER.bias),
         "learned sum": (Learned(Sum(A, B), OWNER, "scalar"), (a + b) * OWNER.scalar),
         "sum of a learned": (Sum(Learned(A, OWNER, "weight", "bias"), B), (a + OWNER.bias) * OWNER.weight + b),
         "sum of a scale": (Sum(A, Scale(B, 0.22)), a + b * 0.22),

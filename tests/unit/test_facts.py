@@ -339,6 +339,9 @@ def test_points_that_a_family_has_not_say_why() -> None:
     limited = facts("step3p7", text_config={"num_hidden_layers": 2, "swiglu_limits_shared": [0, 7.0]})
     assert limited.activation == "silu with limits"
     assert facts("mllama").last_layer == 39
+    modern = facts("modernbert-decoder", num_hidden_layers=3)
+    assert [modern.norms(i) for i in range(2)] == [{"mlp_pre_norm"}, {"attn_pre_norm", "mlp_pre_norm"}]
+    assert (modern.embedding_norm, modern.head_transform) == (True, True)
     assert [layer.key_budget for layer in facts("deepseek_v32", index_topk=9, num_hidden_layers=2).layers] == [9, 9]
     assert facts("deepseek_v3").layers[0].key_budget is None
 
