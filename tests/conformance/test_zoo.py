@@ -38,6 +38,13 @@ def test_a_plain_family_is_proven() -> None:
     assert found.marks["q_norm_in"] == "-"
 
 
+@pytest.mark.parametrize("family", ["marian", "mllama", "zamba2", "zaya"])
+def test_what_is_true_of_odd_families_is_not_called_wrong(family: str) -> None:
+    """A key that no query looks at; blocks passed over without an image; an MLP before its mixer; learned weights."""
+    found = prove(family)
+    assert (found.kind, found.problems) == ("proven", ())
+
+
 @pytest.mark.parametrize(
     ("family", "values", "failing"),
     [
