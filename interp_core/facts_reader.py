@@ -11,6 +11,8 @@ import struct
 from math import log
 from typing import Any, Final
 
+from attrs import evolve
+
 from interp_core.errors import ModelUnavailable
 from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.facts_config import ConfigView, Dimensions, read_dimensions, trunk_of
@@ -69,6 +71,8 @@ def read_facts(config: Any) -> ModelFacts:
     _require_decoder(model_type, view)
     family, other_form = _form(FAMILIES.get(model_type), view) if n_streams == 1 else (None, "")
     known = family or UNKNOWN_FAMILY
+    if known.n_layers_key:
+        size = evolve(size, n_layers=view.integer(known.n_layers_key) or size.n_layers)
     layers = read_layers(view, known, size)
     wrapper = str(whole.get("model_type") or "") if trunk is not config else None
     head, head_known = _head(view, known, wrapper)

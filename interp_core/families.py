@@ -41,6 +41,7 @@ class FamilyFacts:
     """One family. The defaults are the conventional decoder: sequential, RMS pre-norms, rotary, gated MLP.
 
     Attributes:
+        n_layers_key: configuration key of the number of blocks, where the usual ones count something else.
         norm: ``rms`` or ``layer``; empty to tell by the key of the epsilon.
         norm_eps: epsilon that the code fixes; ``None`` if the configuration states it.
         attn_pre_norm, attn_post_norm, mlp_pre_norm, mlp_post_norm, final_norm: as in ``ModelFacts``.
@@ -124,6 +125,7 @@ class FamilyFacts:
         absent_in: points that blocks of some kinds have not.
     """
 
+    n_layers_key: str = ""
     norm: str = "rms"
     norm_eps: float | None = None
     attn_pre_norm: bool = True
@@ -277,6 +279,14 @@ _ADAPTER: Final = "an adapter of its own residual and norms stands between what 
 _MAMBA: Final = FamilyFacts(windows="typed", mlp_pre_norm=False, positions="none")
 _GATED_HYBRID: Final = evolve(_TYPED, qk_norm="head", attn_gate="packed")
 _LATENT: Final = FamilyFacts(yarn_scale=True)
+_INSIDE: Final = tuple(
+    "attn_in value attn_scores attn_probs z attn_out attn_out_post resid_mid mlp_in mlp_pre mlp_pre_linear mlp_act "
+    "router_logits expert_weights expert_indices mlp_out mlp_out_post".split()
+)
+_TWO_HALVES: Final = (
+    "each block of this family has two attentions, two MLPs, and experts that read in the first half and add to the "
+    "second, so there is no one such tensor; on eager path.<module> reads any of them"
+)
 _AFTER_ROTARY: Final = "queries and keys are normalised after the rotary embedding here, and this point is before it"
 _NORMS_AFTER_ROTARY: Final = dict.fromkeys(("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"), _AFTER_ROTARY)
 _MIXED_AT_THE_INPUT: Final = {
@@ -513,6 +523,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
     "axk1": _LATENT,
+    "longcat_flash": evolve(_LATENT, n_layers_key="num_layers", absent=dict.fromkeys(_INSIDE, _TWO_HALVES)),
     "mistral4": evolve(_LATENT, score_terms=_POSITION_FACTOR),
     # Of the keys that a query may see, it attends to those that an indexer chooses
     "deepseek_v32": evolve(_LATENT, key_budget_key="index_topk"),

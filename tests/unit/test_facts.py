@@ -339,6 +339,10 @@ def test_points_that_a_family_has_not_say_why() -> None:
     limited = facts("step3p7", text_config={"num_hidden_layers": 2, "swiglu_limits_shared": [0, 7.0]})
     assert limited.activation == "silu with limits"
     assert facts("mllama").last_layer == 39
+    longcat = facts("longcat_flash", num_layers=3)
+    assert (longcat.n_layers, config("longcat_flash", num_layers=3).num_hidden_layers) == (3, 6), "halves are counted"
+    assert absences(GENERAL_POINTS["resid_post"], longcat) == {}
+    assert "two attentions" in absences(GENERAL_POINTS["z"], longcat)[None]
     modern = facts("modernbert-decoder", num_hidden_layers=3)
     assert [modern.norms(i) for i in range(2)] == [{"mlp_pre_norm"}, {"attn_pre_norm", "mlp_pre_norm"}]
     assert (modern.embedding_norm, modern.head_transform) == (True, True)

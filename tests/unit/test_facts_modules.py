@@ -190,7 +190,7 @@ HELD_BY_IDENTITIES = set(
     "bloom mpt ctrl dbrx moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation "
     "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod "
     "megatron-bert roberta-prelayernorm xlm-roberta-xl granitemoehybrid nemotron_h xlstm axk2 "
-    "modernbert-decoder".split()
+    "modernbert-decoder longcat_flash".split()
 )
 HELD = HELD_BY_IDENTITIES | HELD_BY_WRAPPERS
 TRACED = sorted(name for name, row in FAMILIES.items() if _conventional(row) and name not in HELD)
