@@ -27,6 +27,9 @@ __all__ = ["aligned", "forwards", "generation_refusal", "generations", "padding_
 _MAX_TOKENS: Final = 16384
 """Tokens of one padded forward, or columns of one batch's cache; longer lists of prompts run as several."""
 
+_COUNTED_FROM_THE_END: Final = frozenset({"mpt"})
+"""Trunks whose attention scores have another constant per row beside a longer prompt; probabilities have not."""
+
 _WIDENED: Final = frozenset({"git"})
 """Trunks that take any mask of a later step to be narrower than the cache."""
 
@@ -39,6 +42,8 @@ def padding_refusal(model: Any, facts: ModelFacts) -> str:
     if not all(layer.causal for layer in facts.layers):
         # Measured on PaliGemma with a fused kernel: with a mask its attention is causal, and without one it is not.
         return "its attention is not causal, and its modelling code treats prompts with and without a mask differently"
+    if facts.model_type in _COUNTED_FROM_THE_END:
+        return "its biases for distances are counted from the end of the longest prompt, and with them its scores"
     parameters = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     per_kind = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     if any(found.get("rope_type") == "longrope" for found in per_kind):
