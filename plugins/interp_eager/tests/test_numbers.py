@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,18 +15,15 @@ from checks import (
     check_modules,
     check_writes,
 )
+from families import save
 from test_identities import parts
 from tiny_families import PROMPT
 
-from interp_core import Add, InterpModel, run_with_cache, steer
+from interp_core import Add, InterpModel, load_model, run_with_cache, steer
 from interp_core.checks import difference
 
 
 def test_identity_1_with_learned_positions(folders: Any) -> None:
-    from tiny_families import save
-
-    from interp_core import load_model
-
     with load_model(save("gpt2", folders), backend="eager", dtype="float32") as gpt2:
         cache = run_with_cache(gpt2, PROMPT, ["embeddings", "resid_pre.0"])
         backend: Any = gpt2.session.backend()
@@ -96,3 +94,15 @@ class TestRealModel:
         text = smollm.generate(smollm.to_tokens("é漢字🙂 é漢字🙂 é漢字🙂"), max_tokens=12).text
         assert "".join(step.token_str or "" for step in steps) == text
         assert "🙂" in text
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral", "gpt_neo"])
+def test_padding_beside_a_window_reaches_nobody_in_float64(family: str, folders: Path) -> None:
+    """Padded rows see no key at all there; a mask made their values no numbers, and zero times those is none either."""
+    short = PROMPT[:3]
+    with load_model(save(family, folders), backend="eager", dtype="float64") as model:
+        both = run_with_cache(model, [PROMPT, short], ["resid_post.*"])
+        alone = run_with_cache(model, short, ["resid_post.*"])
+        for address in alone:
+            assert difference(both[address][1, :3], alone[address][0]) < 1e-6
+            assert difference(both[address][0, :3], alone[address][0]) < 1e-6

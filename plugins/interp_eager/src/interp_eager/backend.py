@@ -174,6 +174,10 @@ class EagerBackend:
         grad = not all(r.detach for r in requests)
         stop = not program.past_blocks and bool(self.layout.blocks)
         inputs = self.padded([request.token_ids for request in requests])
+        if all(layer.causal for layer in self.profile.facts.layers):
+            # No token sees padding behind it. With a mask, padding would see nothing inside a window, its rows would
+            # be no numbers in float64, and then so would every row that gives them a weight of zero.
+            inputs.pop("attention_mask", None)
         if self._keeps_logits and not program.at_head:
             inputs["logits_to_keep"] = 1
         with _ordinary(grad=grad), _told(), self._tapped(program, chunk, collector, stop=stop):
