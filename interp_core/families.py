@@ -662,6 +662,7 @@ _TABLE: Final[dict[str, FamilyFacts]] = {
     "gpt_oss": evolve(_TYPED, sinks=True),
     "phimoe": evolve(_SLIDING, norm="layer"),
     "aria_text": _LLAMA,
+    "deepseek_ocr2_text": _LLAMA,
     "dots1": evolve(_TYPED, qk_norm="head"),
     "ernie4_5_moe": _LLAMA,
     "ernie4_5_vl_moe_text": evolve(

@@ -112,6 +112,9 @@ _TABLE: Final[Mapping[str, _Row]] = {
     "deepseek_v2": _Row(routing=Routing(scores="softmax", shares=False), scale_key="routed_scaling_factor"),
     "mistral4": _Row(routing=Routing(scores="softmax"), shares_key="norm_topk_prob", scale_key="routed_scaling_factor"),
     "gemma4_text": _Row(routing=evolve(_SOFTMAX, logits_module="proj", learned="expert")),
+    "deepseek_ocr2_text": _Row(
+        routing=evolve(_SOFTMAX, shares=False), scale_key="routed_scaling_factor", requires={"topk_method": "greedy"}
+    ),
     "ernie4_5_moe": _Row(routing=evolve(_SOFTMAX, ranked=False)),
     "jamba": _Row(routing=evolve(_SOFTMAX, logits_module=".", shares=False)),
     # A sigmoid, and a bias that only the choice sees

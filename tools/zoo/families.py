@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from zoo.rules import DEPTH, EXPERT_NEURONS, EXPERTS, HEAD_DIM, HEADS, KV_HEADS, NEURONS, WIDTH, WINDOW
 
-__all__ = ["CONFIGS", "UNBUILDABLE"]
+__all__ = ["CONFIGS", "EXTRA_KEYS", "UNBUILDABLE"]
 
 _WINDOWS: Final = ["sliding_attention", "full_attention"] * 2
 _LINEAR: Final = ["linear_attention", "full_attention"] * 2
@@ -90,7 +90,8 @@ _SCALARS: Final[dict[str, dict[str, Any]]] = {
 _MIXTURES: Final[dict[str, dict[str, Any]]] = {
     **_each("gpt_oss olmo3 exaone4 exaone_moe ministral", _WINDOWED),
     **_each("qwen2 qwen3", _SWITCHED),
-    **_each("qwen2_moe qwen3_moe", {**_SWITCHED, "mlp_only_layers": [0]}),
+    "qwen2_moe": {**_SWITCHED, "mlp_only_layers": [0]},
+    "qwen3_moe": {"use_sliding_window": True, "sliding_window": WINDOW, "mlp_only_layers": [0]},
     **_each("starcoder2 phi3 phimoe mixtral", {"sliding_window": WINDOW}),
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "modernbert-decoder": {**_WINDOWED, "local_attention": 2 * WINDOW},
@@ -207,7 +208,7 @@ _STREAMS: Final[dict[str, dict[str, Any]]] = {
 """Several residual streams."""
 
 _SHAPES: Final[dict[str, dict[str, Any]]] = {
-    **_each("llama mistral glm4 arcee olmo3", _WIDE_HEADS),
+    **_each("llama mistral glm4 arcee", _WIDE_HEADS),
     **_each("phi persimmon stablelm", {"qk_layernorm": True}),
     "glm4_moe": {"use_qk_norm": True},
     "codegen": {"rotary_dim": 8},
@@ -289,6 +290,7 @@ _ENCODERS: Final[dict[str, dict[str, Any]]] = {
     "fun_asr_nano": {
         "adaptor_config": {"hidden_size": WIDTH, "num_attention_heads": HEADS, "intermediate_size": WIDTH // 4}
     },
+    **_each("qwen2_5_omni_thinker qwen3_omni_moe_thinker", {"vision_start_token_id": 210}),
     "kyutai_speech_to_text": {"num_codebooks": 2, "codebook_vocab_size": 32, "audio_pad_token_id": 3},
     "mimi": {"upsample_groups": WIDTH},
     "qwen2_5_omni_bigvgan": {"upsample_initial_channel": WIDTH},
@@ -316,6 +318,9 @@ _ROTARY: Final[dict[str, dict[str, Any]]] = {
 
 CONFIGS: Final = _merged(_SCALARS, _MIXTURES, _STREAMS, _SHAPES, _ENCODERS, _ROTARY)
 """Values of configuration fields by ``model_type``, on top of the rules."""
+
+EXTRA_KEYS: Final = frozenset({"per_layer_config", "vision_start_token_id"})
+"""What checkpoints state and modelling code reads, though it is no field of the configuration's class."""
 
 _TIMM: Final = "its vision tower is built by timm, which nothing else here needs"
 _DRAFT: Final = "a draft head, which reads the keys and values of another model and has no vocabulary of its own"

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from zoo.families import CONFIGS
+from zoo.families import CONFIGS, EXTRA_KEYS
 from zoo.rules import HEADS, KEPT_WHEN_UNSET, SIZES
 
 __all__ = ["shrunk"]
@@ -19,16 +19,24 @@ def shrunk(config_class: Any, default: Any = None) -> Any:
     Args:
         config_class: any configuration class of transformers.
         default: the instance that says which fields are set; ``None`` for the class's own defaults.
+
+    Raises:
+        ValueError: a family's own values name a field that its configuration does not have.
     """
     default = config_class() if default is None else default
     values = _sizes(config_class, default)
+    known = _fields(config_class) | set(getattr(config_class, "attribute_map", {})) | EXTRA_KEYS
     for name in getattr(config_class, "sub_configs", {}):
         inner = getattr(default, name, None)
         if inner is not None:
             values[name] = shrunk(type(inner), inner)
     if "kv_lora_rank" in _fields(config_class) and "num_key_value_heads" in values:
         values["num_key_value_heads"] = HEADS  # Keys from a latent vector: one per query head.
-    values |= CONFIGS.get(config_class.model_type, {})
+    own = CONFIGS.get(config_class.model_type, {})
+    unknown = sorted(own.keys() - known)
+    if unknown:
+        raise ValueError(f"{config_class.__name__} has no field {', '.join(unknown)}")
+    values |= own
     for name in getattr(config_class, "sub_configs", {}):
         if isinstance(values.get(name), str):
             values[name] = shrunk(CONFIG_MAPPING[values[name]])

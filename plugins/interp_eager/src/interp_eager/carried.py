@@ -14,8 +14,8 @@ from torch import nn
 
 __all__ = ["Carried", "Place", "places"]
 
-_NAMES: Final = ("conv1d_state", "recurrent_states")
-"""Attributes of RecurrentGemma's recurrent blocks."""
+_NAMES: Final = ("conv1d_state", "recurrent_states", "rope_deltas")
+"""Attributes of RecurrentGemma's recurrent blocks, and how far rotary positions of image wrappers are from columns."""
 
 
 @frozen(eq=False)
