@@ -156,7 +156,7 @@ def test_where_positions_do_not_begin_at_zero_only_one_length_goes_together(
     auto = hf.AutoModelForCausalLM if name == "roberta" else hf.AutoModelForImageTextToText
     with loaded(tiny_families.write(config, folders / name, auto)) as model:
         backend: Any = model.session.backend()
-        assert backend.unequal_refusal == "it does not number positions from 0"
+        assert backend.unequal_refusal == "it does not take positions that are numbered from 0"
         assert misfit(model) < TIGHT
         monkeypatch.setattr(backend, "_unequal", "")
         assert misfit(model) > 10 * TIGHT
@@ -192,6 +192,19 @@ def test_columns_that_are_not_moved_would_be_seen(family: str, folders: Path, mo
     with loaded(families.save(family, folders)) as model:
         monkeypatch.setattr(generation, "aligned", as_they_are)
         assert misfit(model) > 10 * TIGHT
+
+
+def test_a_trunk_that_has_one_mask_for_all_layers_generates_whatever_types_are_stated(folders: Path) -> None:
+    """Qwen3-MoE: a cache that forgets keys at some layers only would not fit its mask."""
+    sizes = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    windows = {
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    config = lambda: hf.Qwen3MoeConfig(**_WIDE, **sizes, **windows)  # noqa: E731 - a builder, as in the tables
+    with loaded(tiny_families.write(config, folders / "qwen3_moe")) as model:
+        assert misfit(model) < TIGHT
 
 
 def test_padding_that_holds_no_number_reaches_nobody() -> None:

@@ -74,7 +74,7 @@ def generation_refusal(model: Any, facts: ModelFacts, cache: Any) -> str:
     if facts.positions not in _WITHOUT_IDS and not takes_positions:
         return "its forward takes no positions"
     if takes_positions and not _counts_from_zero(model):
-        return "it does not number positions from 0"
+        return "it does not take positions that are numbered from 0"
     return padding_refusal(model, facts)
 
 
@@ -85,7 +85,11 @@ def _counts_from_zero(model: Any) -> bool:
     said = torch.arange(2, device=device)[None]
     with torch.inference_mode(False), torch.no_grad():
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-        return torch.equal(model(**inputs).logits, model(**inputs, position_ids=said).logits)
+        try:
+            return torch.equal(model(**inputs).logits, model(**inputs, position_ids=said).logits)
+        except (AttributeError, RuntimeError, ValueError, TypeError, IndexError):
+            # Such as a wrapper that wants to know where in the prompt its images are, once it is given a mask.
+            return False
 
 
 def forwards(requests: Sequence[ForwardRequest], *, unequal: bool) -> list[list[ForwardRequest]]:

@@ -31,7 +31,23 @@ def empty_cache(model: Any, facts: ModelFacts, *, rows: int = 1, windows: bool =
         return own()
     # Of a decoder that is half of an encoder-decoder, transformers counts the layers of the other half.
     stated = getattr(config.get_text_config(decoder=True), "num_hidden_layers", facts.n_layers)
-    return DynamicCache(config=config) if windows and stated == facts.n_layers else DynamicCache()
+    if not windows or stated != facts.n_layers:
+        return DynamicCache()
+    cache = DynamicCache(config=config)
+    return cache if _fits(cache, facts) else DynamicCache()
+
+
+def _fits(cache: Any, facts: ModelFacts) -> bool:
+    """Whether layers of keys have a window where the trunk has; transformers makes them by the configuration's types.
+
+    Qwen3-MoE has one mask for all layers, whatever types are stated. A cache that keeps every column is always right.
+    """
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    if {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}:
+        return True
+    pairs = zip(cache.layers, facts.layers, strict=False)  # layers that share keys have none of their own
+    return all(layer.is_sliding == (known.window is not None) for layer, known in pairs)
 
 
 def _own_class(model: Any) -> Any:
