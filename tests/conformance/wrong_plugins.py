@@ -152,13 +152,12 @@ class ReadsTheFirstHead(EagerBackend):
 
 
 class PadsWithoutAMask(EagerBackend):
-    def _padded(self, requests: Sequence[ForwardRequest]) -> dict[str, Any]:
-        inputs = super()._padded(requests)
+    def padded(self, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+        inputs = super().padded(rows)
         # On the left, and nobody told.
-        lengths = [len(request.token_ids) for request in requests]
         width = inputs["input_ids"].shape[1]
-        for row, length in zip(inputs["input_ids"], lengths, strict=True):
-            row.copy_(row.roll(width - length))
+        for row, ids in zip(inputs["input_ids"], rows, strict=True):
+            row.copy_(row.roll(width - len(ids)))
         return inputs
 
 
@@ -244,13 +243,13 @@ class LosesTheLastRow(Run):
 
 
 class GeneratesTheSecondBest(EagerBackend):
-    def generate(self, request: ForwardRequest) -> Any:
-        return SecondBest(super().generate(request))
+    def generate_together(self, requests: Sequence[ForwardRequest]) -> Any:
+        return [{i: SecondBest(run) for i, run in batch.items()} for batch in super().generate_together(requests)]
 
 
 class GeneratesOneRowTooFew(EagerBackend):
-    def generate(self, request: ForwardRequest) -> Any:
-        return LosesTheLastRow(super().generate(request))
+    def generate_together(self, requests: Sequence[ForwardRequest]) -> Any:
+        return [{i: LosesTheLastRow(run) for i, run in batch.items()} for batch in super().generate_together(requests)]
 
 
 class Drifts(Changed):
