@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from interp_core.backend import BackendSpec as BackendSpec
     from interp_core.cache import Cache as Cache
     from interp_core.capabilities import Capability as Capability
+    from interp_core.chat_spans import ChatTokens as ChatTokens
+    from interp_core.chat_spans import MessageSpan as MessageSpan
     from interp_core.direct import DirectAttribution as DirectAttribution
     from interp_core.direct import direct_attribution as direct_attribution
     from interp_core.errors import AddressError as AddressError
@@ -85,6 +87,7 @@ _HOMES: dict[str, str] = {
     "backend": "Availability BackendSpec OptionSpec",
     "cache": "Cache",
     "capabilities": "Capability",
+    "chat_spans": "ChatTokens MessageSpan",
     "direct": "DirectAttribution direct_attribution",
     "errors": "AddressError BackendUnavailable CapabilityUnsupported InterpError ModelUnavailable PluginConflict "
     "PluginUnavailable RequestError",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from interp_core import functions
 from interp_core.address import Address
 from interp_core.attribution import attribute
+from interp_core.chat_spans import ChatTokens, chat_spans
 from interp_core.direct import direct_attribution
 from interp_core.errors import InterpError, ModelUnavailable, RequestError
 from interp_core.facts import ModelFacts
@@ -21,7 +22,7 @@ from interp_core.session import Session
 from interp_core.steering import steer
 from interp_core.sweeps import sweep
 from interp_core.text import TextStream
-from interp_core.tokenization import chat_ids, has_tokenizer, load_tokenizer, text_ids, token_strings
+from interp_core.tokenization import chat_ids, chat_text, has_tokenizer, load_tokenizer, text_ids, token_strings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -246,6 +247,26 @@ class InterpModel:
             trust=trusted,
             **options,
         )
+
+    def chat_spans(self, messages: Sequence[Any], *, add_generation_prompt: bool = True, **options: Any) -> ChatTokens:
+        """Ids of a conversation as :meth:`chat_tokens` gives them, and which message each token is of.
+
+        Raises:
+            RequestError: as :meth:`chat_tokens`; or the tokenizer does not know where in a text its tokens are.
+        """
+        trusted = bool(self.profile.options.get("trust_remote_code", False))
+
+        def render(some: Sequence[Any], opening: bool) -> str:
+            return chat_text(
+                self.tokenizer,
+                some,
+                add_generation_prompt=opening,
+                model_id=self.model_id,
+                trust=trusted,
+                **options,
+            )
+
+        return chat_spans(self.tokenizer, messages, render, add_generation_prompt=add_generation_prompt)
 
     def text_stream(self, prompt: Sequence[int], stop: tuple[str, ...] = ()) -> TextStream | None:
         """A decoder of new tokens after ``prompt``; ``None`` where the checkpoint has no tokenizer.

@@ -14,7 +14,7 @@ from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestErro
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["chat_ids", "has_tokenizer", "load_tokenizer", "text_ids", "token_strings"]
+__all__ = ["chat_ids", "chat_text", "has_tokenizer", "load_tokenizer", "text_ids", "token_strings"]
 
 _FILES: Final = ("tokenizer*", "vocab*", "merges.txt", "*.tiktoken", "spiece.model", "sentencepiece*")
 
@@ -76,26 +76,39 @@ def chat_ids(
     The format writes every special token that there is, so none is added a second time.
 
     Raises:
+        RequestError, ModelUnavailable: as :func:`chat_text`.
+    """
+    import torch
+
+    text = chat_text(
+        tokenizer, messages, add_generation_prompt=add_generation_prompt, model_id=model_id, trust=trust, **options
+    )
+    return torch.tensor([tokenizer.encode(text, add_special_tokens=False)], dtype=torch.long)
+
+
+def chat_text(
+    tokenizer: Any, messages: Sequence[Any], *, add_generation_prompt: bool, model_id: str, trust: bool, **options: Any
+) -> str:
+    """A conversation as the checkpoint's format writes it.
+
+    Raises:
         RequestError: the checkpoint has no chat format, or one that is code and not trusted, or the messages do not
             fit it.
         ModelUnavailable: its code cannot be used.
     """
-    import torch
-
     if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
         raise RequestError("a conversation is a list of messages such as {'role': 'user', 'content': 'hello'}")
     # Neither a template nor somebody's code gets at the caller's own.
     messages = copy.deepcopy(list(messages))
-    if getattr(tokenizer, "chat_template", None):
-        try:
-            text = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **options
-            )
-        except Exception as error:
-            raise RequestError(f"the messages do not fit this checkpoint's chat template: {error}") from error
-    else:
-        text = _by_code(model_id, messages, add_generation_prompt, trust, options)
-    return torch.tensor([tokenizer.encode(text, add_special_tokens=False)], dtype=torch.long)
+    if not getattr(tokenizer, "chat_template", None):
+        return _by_code(model_id, messages, add_generation_prompt, trust, options)
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **options
+        )
+    except Exception as error:
+        raise RequestError(f"the messages do not fit this checkpoint's chat template: {error}") from error
+    return text
 
 
 def _by_code(

@@ -125,3 +125,64 @@ def test_text_is_no_conversation(folder: Path) -> None:
     for wrong in ("hello", ["hello"]):
         with pytest.raises(RequestError, match="list of messages"):
             trusted(with_code(folder)).chat_tokens(wrong)
+
+
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}<s>[system]be kind;{% endif %}"
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }};{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+# The last message is written in another way, thoughts of earlier answers are left out, and users come first.
+UNUSUAL = (
+    "{% if messages[0]['role'] != 'user' %}{{ raise_exception('a user speaks first') }}{% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'].split('|')[-1] if not loop.last else m['content'] }}"
+    "{{ '!' if loop.last else '.' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TALK = [
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "thinking|hi é"},
+    {"role": "user", "content": "漢字?"},
+]
+
+
+def with_template(folder: Path, template: str) -> InterpModel:
+    model = load_model(folder, backend="eager")
+    model.tokenizer.chat_template = template
+    return model
+
+
+@pytest.mark.parametrize("opening", [True, False])
+@pytest.mark.parametrize("template", [CHATML, UNUSUAL])
+def test_spans_cover_every_token_in_order(folder: Path, template: str, opening: bool) -> None:
+    model = with_template(folder, template)
+    found = model.chat_spans(TALK, add_generation_prompt=opening)
+    assert found.tokens.tolist() == model.chat_tokens(TALK, add_generation_prompt=opening).tolist()
+    assert [span.message for span in found.spans] == [0, 1, 2, *([None] if opening else [])]
+    assert [span.role for span in found.spans] == ["user", "assistant", "user", *(["assistant"] if opening else [])]
+    assert found.spans[0].start == 0
+    assert found.spans[-1].end == found.tokens.shape[1]
+    assert all(a.end == b.start and a.start < a.end for a, b in zip(found.spans, found.spans[1:], strict=False))
+
+
+def test_each_span_is_its_message(folder: Path) -> None:
+    found = (model := with_template(folder, CHATML)).chat_spans(TALK)
+    texts = [model.to_string(found.tokens[:, span.start : span.end]) for span in found.spans]
+    assert texts == ["<s>[system]be kind;[user]hello;", "[assistant]thinking|hi é;", "[user]漢字?;", "[assistant]"]
+    assert found.positions(-1) == list(range(found.spans[2].start, found.spans[2].end))
+    unusual = (model := with_template(folder, UNUSUAL)).chat_spans(TALK)
+    texts = [model.to_string(unusual.tokens[:, span.start : span.end]) for span in unusual.spans]
+    for text, content in zip(texts, ("hello", "hi é", "漢字?", "<assistant>"), strict=True):
+        assert content in text
+    with pytest.raises(RequestError, match="no number 3"):
+        unusual.positions(3)
+
+
+def test_spans_of_nothing_and_of_code(folder: Path) -> None:
+    with pytest.raises(RequestError, match="no spans"):
+        with_template(folder, CHATML).chat_spans([])
+    with pytest.raises(RequestError, match="do not fit"):
+        with_template(folder, UNUSUAL).chat_spans([{"role": "assistant", "content": "x"}])
+    model = trusted(with_code(folder))
+    found = model.chat_spans(HELLO)
+    assert found.tokens.tolist() == model.chat_tokens(HELLO).tolist()
+    assert found.spans[-1].end == found.tokens.shape[1]
