@@ -21,7 +21,8 @@ from _common import checkpoint, interleaved
 
 from interp_core import load_model, run_with_cache
 
-TARGETS = {"one resid_post": 1.02, "all resid_post": 1.05}
+TARGETS = {"one resid_post": 1.02, "all resid_post": 1.05, "48 points": 1.15}
+FOUR_PER_LAYER = ["resid_post.*", "attn_out.*", "mlp_out.*", "z.*"]
 
 
 def main() -> None:
@@ -44,6 +45,7 @@ def main() -> None:
         "one resid_post": lambda: run_with_cache(model, tokens, ["resid_post.11"]),
         "all resid_post": lambda: run_with_cache(model, tokens, ["resid_post.*"]),
         "all resid_post + lm_head": lambda: run_with_cache(model, tokens, ["resid_post.*", "lm_head"]),
+        "48 points": lambda: run_with_cache(model, tokens, FOUR_PER_LAYER),
     }
     times = interleaved(runs, options.rounds, time.process_time)
     base = statistics.median(times["plain forward"])
