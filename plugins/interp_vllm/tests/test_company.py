@@ -73,7 +73,7 @@ def serves(chunked: InterpModel, eager: InterpModel) -> Iterator[None]:
     # A thread whose caller has gone may still have to begin, and to notice.
     for thread in threading.enumerate():
         if thread.name.startswith("AnyIO"):
-            thread.join(timeout=10)
+            thread.join(timeout=60)
     assert_settled(chunked)
     assert worst(captured(chunked, ONE_ROW_LEFT), captured(eager, ONE_ROW_LEFT)) < CLOSE
 

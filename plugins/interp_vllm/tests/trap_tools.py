@@ -89,7 +89,7 @@ def counted(model: InterpModel, name: str) -> int:
     return sum(worker[name] for worker in finished(submit(engine_of(model).summary())))
 
 
-def assert_settled(model: InterpModel, seconds: float = 5.0) -> None:
+def assert_settled(model: InterpModel, seconds: float = 30.0) -> None:
     """Nothing is left in any worker; a task that was cancelled may need a moment to say so."""
     until = time.monotonic() + seconds
     while held(model) != [EMPTY] and time.monotonic() < until:
