@@ -25,7 +25,8 @@ def attention_identities(facts: ModelFacts, layer: LayerFacts, get: Get, toleran
         yield from sub_normed_attention(facts, layer, get, tolerance)
         return
     if facts.shared_key_value:
-        return  # What attention sums up is rotated, and z is not.
+        yield from _turned_back(at, get, tolerance)
+        return
     value, z, gate = get("value", at), get("z", at), get("attn_gate", at)
     gated = facts.attn_gate in ("packed", "separate")
     if probs is None or value is None or z is None or (gated and gate is None):
@@ -44,6 +45,37 @@ def attention_identities(facts: ModelFacts, layer: LayerFacts, get: Get, toleran
         error=difference(summed * factor, z),
         control=difference(_wrong_heads(layer, probs, value, per_head).transpose(0, 1) * factor, z),
         tolerance=tolerance,
+    )
+
+
+def _turned_back(at: int, get: Get, tolerance: float) -> Iterator[Check]:
+    """Where the rotated key is the value: ``z`` is what attention sums up, turned back by the query's own rotation.
+
+    One rotation for all heads of a query leaves the products between its heads as they are. Only queries that attend to
+    nothing but tokens are looked at: entries that stand for several have no values here.
+    """
+    probs, value, z, key = (get(name, at) for name in ("attn_probs", "value", "z", "k_norm_out"))
+    if probs is None or value is None or z is None or key is None:
+        return
+    tokens = value.shape[0]
+    plain = (probs[..., tokens:] == 0).flatten(2).all(-1).all(0)
+    if int(plain.sum()) < 2:
+        return
+
+    def products(heads: Tensor) -> Tensor:
+        return heads.double() @ heads.double().transpose(-1, -2)
+
+    def summed(rows: Tensor) -> Tensor:
+        return (probs[..., :tokens].to(rows.dtype) @ rows.transpose(0, 1)).transpose(0, 1)[plain]
+
+    yield Check(
+        identity="attn_probs @ value, turned by one rotation per query, is z",
+        layer=at,
+        proves=("value",),
+        error=difference(products(summed(value)), products(z[plain])),
+        control=difference(products(summed(key)), products(z[plain])),
+        tolerance=tolerance,
+        concerns=("attn_probs", "z"),
     )
 
 

@@ -24,6 +24,7 @@ def stream_identities(facts: ModelFacts, get: Get, tolerance: float) -> Iterator
     added = facts.extra.get("stream_additions", ())
     for layer in facts.layers:
         yield from _same_stack(layer.index, get)
+        yield from _around_the_block(facts, layer.index, get, tolerance)
         for site, before, after in _STEPS:
             if site == "attn" and layer.index in added:
                 continue
@@ -46,6 +47,46 @@ def _same_stack(layer: int, get: Get) -> Iterator[Check]:
         control=difference(stack.roll(1, 1), post),
         tolerance=0.0,
     )
+
+
+def _around_the_block(facts: ModelFacts, layer: int, get: Get, tolerance: float) -> Iterator[Check]:
+    """One update around both sublayers: mixed before attention, written behind the MLP.
+
+    Both work on one stream; what it gained is written to all, and something else is added alike to all but the first.
+    """
+    active = facts.extra.get("active_stream")
+    mix, write = get("attn_stream_mix", layer), get("mlp_stream_write", layer)
+    collapse = get("attn_stream_collapse", layer)
+    before, after = get("resid_pre", layer), get("resid_post", layer)
+    if active is None or mix is None or write is None or collapse is None or before is None or after is None:
+        return
+    mixed, turned = mix @ before, mix.transpose(-1, -2) @ before
+    yield Check(
+        identity="attn_stream_mix @ resid_pre has attn_stream_collapse for its active stream",
+        layer=layer,
+        proves=("attn_stream_mix", "attn_stream_collapse", "resid_pre"),
+        error=difference(mixed[:, active], collapse),
+        control=difference(turned[:, active], collapse),
+        tolerance=tolerance,
+    )
+    if active != 0 or facts.n_streams < 3:
+        return
+    yield Check(
+        identity="attn_stream_mix @ resid_pre + mlp_stream_write (x) what the active stream gained is resid_post, "
+        "but for what is added alike to all streams behind the first",
+        layer=layer,
+        proves=("attn_stream_mix", "mlp_stream_write", "resid_post"),
+        error=_unlike(mixed, write, after),
+        control=min(_unlike(turned, write, after), _unlike(mixed, write.roll(1, -1), after)),
+        tolerance=tolerance,
+    )
+
+
+def _unlike(mixed: Tensor, write: Tensor, after: Tensor) -> float:
+    """How much what remains of each stream behind the first differs from stream to stream."""
+    gained = (after[:, 0] - mixed[:, 0]) / write[:, :1]
+    left = after - mixed - write.unsqueeze(-1) * gained.unsqueeze(1)
+    return difference(left[:, 2:], left[:, 1:2].expand_as(left[:, 2:]))
 
 
 def _step(site: str, layer: int, parts: list[Tensor], stacks: tuple[str, str], tolerance: float) -> Check:

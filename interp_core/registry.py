@@ -130,7 +130,8 @@ def _specs(
         for own in architecture.points:
             missing = unsupported(f"the architecture {architecture.name!r} binds this point on other backends only")
             support = dict.fromkeys(backends, missing) | _architecture_support(own.name, architecture, backends)
-            specs[own.name] = evolve(own, support=support)
+            absent = {layer.index: layer.absent[own.name] for layer in facts.layers if own.name in layer.absent}
+            specs[own.name] = evolve(own, absent=absent, support=support)
     return specs
 
 

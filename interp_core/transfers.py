@@ -6,17 +6,18 @@ stranger cannot know of every trunk; so one that does not hold proves nothing, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
 from interp_core.address import Address
-from interp_core.captures import Capture, layers_of
+from interp_core.captures import Capture, getter, layers_of, parts_of
 from interp_core.checks import Check, difference
 from interp_core.discovery import one_line
 from interp_core.errors import InterpError
+from interp_core.facts import ModelFacts
 from interp_core.functions import run_with_cache
 from interp_core.operations import Replace
 from interp_core.profile import ModelProfile
@@ -24,7 +25,7 @@ from interp_core.profile import ModelProfile
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["gate_transfers", "transfer_identities"]
+__all__ = ["gate_transfers", "transfer_identities", "write_transfers"]
 
 _FEEDS: Final[tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = (
     (("embeddings",), ("resid_pre", "lm_head")),
@@ -102,10 +103,9 @@ def transfer_identities(
         for group in groups:
             if group:
                 yield from _transferred(here, there, group, tolerance)
-    if here.model.facts.contributions.mlp_terms:
-        for name, layer in sorted((name, layer) for name, layer in needed if layer is not None):
-            if name == "mlp_out":
-                yield from _effect(here, there, layer, tolerance)
+    for name, layer in sorted((name, layer) for name, layer in needed if layer is not None):
+        if name in _mediators(here.model.facts):
+            yield from _effect(here, there, Address(name, layer), tolerance)
 
 
 def _transfers(here: Capture, there: Capture, sources: tuple[str, ...], fed: tuple[str, ...]) -> Iterator[_Transfer]:
@@ -125,29 +125,76 @@ def _transfers(here: Capture, there: Capture, sources: tuple[str, ...], fed: tup
             yield _Transfer(addresses, target)
 
 
-_CAUSES: Final = ("mlp_in", "mlp_act", "expert_weights")
-"""Points that change nothing of a block but its MLP's output, and what follows."""
+_CAUSES: Final[Mapping[str, tuple[str, ...]]] = {
+    "attn_out": ("attn_in",),
+    "mlp_out": ("mlp_in", "mlp_act", "expert_weights"),
+}
+"""Points that change nothing of a block but that sublayer's output, and what follows."""
+
+_EFFECTS: Final[Mapping[str, tuple[str, ...]]] = {"attn_out": ("resid_mid", "mlp_in"), "mlp_out": ("resid_post",)}
 
 
-def _effect(here: Capture, there: Capture, layer: int, tolerance: float) -> Iterator[Check]:
-    """Where more than the MLP adds to the residual behind it: the output alone has the effect of what made it."""
-    output, post = Address("mlp_out", layer), Address("resid_post", layer)
-    for cause in (Address(name, layer) for name in _CAUSES):
-        refused = here.model.profile.write_refusal(cause) or here.model.profile.write_refusal(output)
-        if refused is not None or cause not in here.rows or post not in here.rows:
+def _mediators(facts: ModelFacts) -> tuple[str, ...]:
+    """Outputs of sublayers that no sum accounts for: more is added beside them, or to several streams."""
+    if facts.n_streams > 1:
+        return ("attn_out", "mlp_out")
+    return ("mlp_out",) if facts.contributions.mlp_terms else ()
+
+
+def _effect(here: Capture, there: Capture, output: Address, tolerance: float) -> Iterator[Check]:
+    """Where more than the sublayer adds to what is behind it: the output alone has the effect of what made it."""
+    profile = here.model.profile
+    targets = (a for name in _EFFECTS[output.name] for a in _places(profile, name, output.layer))
+    target = next((a for a in targets if a in here.rows), None)
+    for cause in (Address(name, output.layer) for name in _CAUSES[output.name]):
+        if cause not in here.rows or target is None:
+            continue
+        if profile.write_refusal(cause) is not None or profile.write_refusal(output) is not None:
             continue
         written = Replace(cause, there.rows[cause])
-        made = run_with_cache(here.model, here.tokens, [output, post], steering=[written])
-        again = run_with_cache(here.model, here.tokens, [post], steering=[Replace(output, made[output][0])])
+        made = run_with_cache(here.model, here.tokens, [output, target], steering=[written])
+        again = run_with_cache(here.model, here.tokens, [target], steering=[Replace(output, made[output][0])])
         yield Check(
-            identity=f"mlp_out as another prompt's {cause.name} makes it, in its place, makes the same resid_post",
-            layer=layer,
-            proves=("mlp_out",),
-            error=difference(again[post][0], made[post][0]),
-            control=difference(here.rows[post], made[post][0]),
+            identity=f"{output.name} as another prompt's {cause.name} makes it, in its place, "
+            f"makes the same {target.name}",
+            layer=output.layer,
+            proves=(output.name,),
+            error=difference(again[target][0], made[target][0]),
+            control=difference(here.rows[target], made[target][0]),
             tolerance=tolerance,
         )
         return
+
+
+def write_transfers(
+    here: Capture, there: Capture, needed: AbstractSet[tuple[str, int | None]], tolerance: float
+) -> Iterator[Check]:
+    """With another sublayer output in place, the next stack of streams changes by the weights times the difference."""
+    profile = here.model.profile
+    for name, layer in sorted((name, layer) for name, layer in needed if layer is not None):
+        site = name.removesuffix("_stream_write")
+        output = Address(f"{site}_out", layer)
+        if name == site or output not in here.rows or profile.write_refusal(output) is not None:
+            continue
+        spec = profile.specs[{"attn": "resid_mid", "mlp": "resid_post"}[site]]
+        write, parts = here.get(name, layer), parts_of(profile, spec, layer)
+        if write is None or not parts:
+            continue
+        moved = run_with_cache(here.model, here.tokens, parts, steering=[Replace(output, there.rows[output])])
+        stack = getter({a: moved[a][0] for a in parts}, profile.facts.n_streams)(spec.name, layer)
+        before = here.get(spec.name, layer)
+        if stack is None or before is None:
+            continue
+        change = (there.rows[output] - here.rows[output]).unsqueeze(-2)
+        write = write.to(change.dtype).unsqueeze(-1)
+        yield Check(
+            identity=f"with another prompt's {output.name} in place, {spec.name} changes by {name} (x) the difference",
+            layer=layer,
+            proves=(name, output.name),
+            error=difference(before + write * change, stack),
+            control=difference(before + write.roll(1, -2) * change, stack),
+            tolerance=tolerance,
+        )
 
 
 def _share(here: Capture, job: _Transfer) -> float | None:

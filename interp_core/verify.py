@@ -20,7 +20,7 @@ from interp_core.judging import Bench
 from interp_core.landings import write_identities
 from interp_core.logits import finished
 from interp_core.tokens import read_tokens
-from interp_core.transfers import gate_transfers, transfer_identities
+from interp_core.transfers import gate_transfers, transfer_identities, write_transfers
 from interp_core.verdicts import FAILED, UNCHECKED, Verification, places_of
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def examine(
         told("another prompt's rows in place of this one's")
         bench.tried += transfer_identities(here, there, left, tolerance)
         bench.tried += gate_transfers(here, there, left, tolerance)
+        bench.tried += write_transfers(here, there, left, tolerance)
     layers, failed = bench.layers(), [check for check in bench.checks if check.fails]
     hints = [*bench.suspects(layers), *find_hints(facts, get, failed, tolerance)] if failed else []
     return Verification(checks=bench.checks, tried=bench.tried, layers=layers, hints=hints)

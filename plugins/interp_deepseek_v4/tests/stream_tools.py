@@ -103,7 +103,10 @@ def updates(trunk: Any, cache: Cache, i: int) -> list[Update]:
         pre = pre + cache[ple][0].unflatten(-1, pre.shape[-2:])
     found = []
     for site, before, after in (("attn", pre, mid), ("mlp", mid, post)):
-        mix, write, out = (cache[f"{site}_{part}.{i}"][0] for part in ("stream_mix", "stream_write", "out"))
+        write, out = (cache[f"{site}_{part}.{i}"][0] for part in ("stream_write", "out"))
+        # A layer that adds to its streams first has no matrix from one stack to the other; it mixes none.
+        mix_at = parse_address(f"{site}_stream_mix.{i}")
+        mix = cache[mix_at][0] if mix_at in cache else torch.eye(pre.shape[-2]).expand(len(pre), -1, -1)
         found.append(Update(site, before, mix, write, out, none, after))
     return found
 

@@ -1,22 +1,19 @@
 """The trunks of this package under the conformance kit, as any author's, on eager.
 
-What the kit cannot prove of them from captured rows alone is either an identity of ours here, or compared with the
-modules' own weights in the tests of streams beside this file.
+What the kit proves of them by captured rows and writes, the tests of streams beside this file compare with the
+modules' own weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from trunks import LAYER_TYPES, save
 
 from interp_core import Cache
 from interp_core.testing import ArchitectureConformance, Check, difference
-
-_ELSEWHERE = "its update of the streams needs the block's own weights: test_streams_equations compares it with those"
 
 
 def turned(rows: torch.Tensor, base: float) -> torch.Tensor:
@@ -70,7 +67,6 @@ class TestQwen(ArchitectureConformance):
 
     architecture = "qwen4-exp"
     backends = ("eager",)
-    unproven: Any = dict.fromkeys(("attn_out.2", "attn_stream_write.2", "attn_stream_mix.2"), _ELSEWHERE)
 
     def checkpoint(self, folder: Path) -> str:
         return save("qwen4_exp_text", folder)
@@ -81,7 +77,6 @@ class TestGemma3n(ArchitectureConformance):
 
     architecture = "gemma3n"
     backends = ("eager",)
-    unproven: Any = dict.fromkeys(("attn_out", "mlp_out", "attn_stream_mix", "mlp_stream_write"), _ELSEWHERE)
 
     def checkpoint(self, folder: Path) -> str:
         return save("gemma3n_text", folder)

@@ -100,7 +100,9 @@ def test_general_points_that_are_not_placed(trunk: Any) -> None:
     lacking |= {"final_norm"} if trunk.name == "qwen4_exp_text" else set()
     if trunk.name == "gemma3n_text":
         lacking |= {"attn_stream_write", "mlp_stream_collapse", "mlp_stream_mix", "resid_mid"}
-    assert refused == lacking
+    # Not at the layer that adds to its streams before its attention.
+    here_and_there = {"attn_stream_mix"} if trunk.name == "qwen4_exp_text" else set()
+    assert refused == lacking | here_and_there
     assert read == {spec.name for spec in model.points()} - lacking
 
 

@@ -10,7 +10,12 @@ from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.facts_config import trunk_of
 from interp_core.residual import ResidualBasis
 
-__all__ = ["basis", "deepseek_v4", "several_streams", "without_final_norm"]
+__all__ = ["alternating", "basis", "deepseek_v4", "several_streams", "without_final_norm"]
+
+_ADDED: Final = (
+    "this layer adds features of n-grams to its streams before attention reads them, so no matrix takes the one stack "
+    "to the other"
+)
 
 _COMPRESSED: Final = ("compressed_sparse_attention", "heavily_compressed_attention")
 
@@ -50,14 +55,26 @@ def without_final_norm(config: Any, facts: ModelFacts) -> ModelFacts:
     """A trunk whose contraction holds the last norm; some of its blocks add features of n-grams to all streams."""
     trunk, _ = trunk_of(config)  # A wrapper states them in its text model's configuration.
     added = [int(number) - 1 for number in getattr(trunk, "ple_layer_ids", None) or ()]
+    layers = [
+        attrs.evolve(layer, absent={**layer.absent, "attn_stream_mix": _ADDED}) if layer.index in added else layer
+        for layer in facts.layers
+    ]
     # The norms, too, are inside the connections: sublayers read what was collapsed as it is.
     return attrs.evolve(
         several_streams(config, facts),
+        layers=layers,
         final_norm=False,
         attn_pre_norm=False,
         mlp_pre_norm=False,
         extra={**facts.extra, "stream_additions": added},
     )
+
+
+def alternating(config: Any, facts: ModelFacts) -> ModelFacts:
+    """AltUp: both sublayers of a block work on one stream, the active one."""
+    trunk, _ = trunk_of(config)
+    active = getattr(trunk, "altup_active_idx", 0)
+    return attrs.evolve(several_streams(config, facts), extra={**facts.extra, "active_stream": int(active)})
 
 
 def basis(facts: ModelFacts) -> ResidualBasis:

@@ -121,6 +121,7 @@ OTHERS: Final = (
         "gemma3n",
         "Gemma 3n: alternating updates (AltUp), one per block.",
         {"gemma3n_text"},
+        facts=facts.alternating,
         support={
             "eager": eager_support(
                 _SUBLAYERS,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from interp_core.checkpoint import require_weights
 from interp_core.configuration import read_configuration
 from interp_core.errors import BackendUnavailable, ModelUnavailable, RequestError
@@ -87,8 +89,10 @@ def _unlisted_class(config: Any) -> Any:
 
 
 def _from_pretrained(source: str, config: Any, target: str | None, kwargs: dict[str, Any]) -> Any:
+    chosen = _class_for(config, target)
+    _require_text_alone(source, chosen, config)
     try:
-        model, report = _class_for(config, target).from_pretrained(source, output_loading_info=True, **kwargs)
+        model, report = chosen.from_pretrained(source, output_loading_info=True, **kwargs)
     except ImportError as error:
         raise BackendUnavailable(f"{source}: transformers needs a package that is not installed: {error}") from error
     except Exception as error:  # safetensors, json, OS and shape errors all mean: these weights cannot be had.
@@ -100,22 +104,30 @@ def _from_pretrained(source: str, config: Any, target: str | None, kwargs: dict[
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise ModelUnavailable(f"{source}: weights are missing from the checkpoint: {shown}")
     _warn_of_unused(source, sorted(report["unexpected_keys"]))
-    _require_text_alone(source, model)
     return model
 
 
-def _require_text_alone(source: str, model: Any) -> None:
-    """Some wrappers have no forward without an image."""
+def _require_text_alone(source: str, chosen: Any, config: Any) -> None:
+    """Some wrappers have no forward without an image, and some, made of several models, have none at all."""
+    listed = getattr(chosen, "_model_mapping", None)
+    if listed is not None and type(config) not in listed:
+        return  # The checkpoint's own code: its class is not known before it is loaded.
+    model_class = chosen if listed is None else listed[type(config)]
+    if model_class.forward is nn.Module.forward:
+        raise ModelUnavailable(
+            f"{source}: {model_class.__name__} has no forward of its own, since it is made of several models; "
+            "load the checkpoint of the one that reads text"
+        )
     needed = [
         name
-        for name, parameter in inspect.signature(model.forward).parameters.items()
+        for name, parameter in inspect.signature(model_class.forward).parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        and name != "input_ids"
+        and name not in ("self", "input_ids")
     ]
     if needed:
         raise ModelUnavailable(
-            f"{source}: {type(model).__name__} needs {' and '.join(needed)} in every forward, "
+            f"{source}: {model_class.__name__} needs {' and '.join(needed)} in every forward, "
             "so it cannot run on text alone"
         )
 
