@@ -83,10 +83,18 @@ def _around_the_block(facts: ModelFacts, layer: int, get: Get, tolerance: float)
 
 
 def _unlike(mixed: Tensor, write: Tensor, after: Tensor) -> float:
-    """How much what remains of each stream behind the first differs from stream to stream."""
-    gained = (after[:, 0] - mixed[:, 0]) / write[:, :1]
-    left = after - mixed - write.unsqueeze(-1) * gained.unsqueeze(1)
-    return difference(left[:, 2:], left[:, 1:2].expand_as(left[:, 2:]))
+    """How much what remains of each stream behind the second differs from what remains of the second.
+
+    Both are small differences of stacks that were rounded at their own sizes, so more than rounding has to differ.
+    """
+    mixed, write = mixed.to(after.dtype), write.to(after.dtype)
+    weights = (write / write[:, :1]).unsqueeze(-1)
+    begun, ended = weights * mixed[:, :1], weights * after[:, :1]
+    made = mixed + ended - begun
+    left = after[:, 1:2] - made[:, 1:2]
+    parts = (mixed, begun, ended, after)
+    terms = (*(part[:, 2:] for part in parts[:3]), *(part[:, 1:2].expand_as(after[:, 2:]) for part in parts))
+    return misfit(made[:, 2:] + left, after[:, 2:], terms)
 
 
 def _step(site: str, layer: int, parts: list[Tensor], stacks: tuple[str, str], tolerance: float) -> Check:

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 
 from interp_core import LayerFacts, ModelFacts
-from interp_core.checks import Check
+from interp_core.checks import Check, Get
 from interp_core.identities_attention import attention_identities
 from interp_core.identities_streams import stream_identities
 
@@ -50,8 +50,12 @@ def alternating() -> Tensors:
     }
 
 
+def tensors_of(tensors: Tensors) -> Get:
+    return lambda name, layer: tensors.get(name)
+
+
 def stream_checks(tensors: Tensors, facts: ModelFacts = FACTS) -> list[Check]:
-    return list(stream_identities(facts, lambda name, layer: tensors.get(name), 2e-5))
+    return list(stream_identities(facts, tensors_of(tensors), 2e-5))
 
 
 def test_one_update_around_a_block_is_proven() -> None:
@@ -75,6 +79,24 @@ def test_a_wrong_update_around_a_block_fails(name: str, wrong: Callable[[torch.T
     tensors = alternating()
     tensors[name] = wrong(tensors[name])
     assert any(check.fails for check in stream_checks(tensors) if name in check.proves)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_streams_much_larger_than_what_they_are_given_may_be_rounded(dtype: torch.dtype, tolerance: float) -> None:
+    """A block in half precision rounds every stack at the size of its streams, here a hundred times the rest."""
+    right = alternating()
+    before = (100.0 * right["resid_pre"]).to(dtype)
+    mix, write = right["attn_stream_mix"].to(dtype), right["mlp_stream_write"].to(dtype)
+    mixed = mix @ before
+    after = mixed + write.unsqueeze(-1) * torch.linspace(-1.0, 1.0, D, dtype=dtype)
+    after[:, 1:] += torch.linspace(2.0, -1.0, D, dtype=dtype)
+    tensors = {"resid_pre": before, "resid_post": after, "attn_stream_mix": mix, "mlp_stream_write": write}
+    tensors["attn_stream_collapse"] = mixed[:, 0]
+    found = list(stream_identities(FACTS, tensors_of(tensors), tolerance))
+    assert len(found) == 2
+    assert not any(check.fails for check in found), found
+    tensors["attn_stream_mix"] = mix - torch.eye(STREAMS, dtype=dtype)
+    assert all(check.fails for check in stream_identities(FACTS, tensors_of(tensors), tolerance))
 
 
 def test_another_active_stream_is_another_trunk() -> None:

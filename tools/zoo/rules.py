@@ -115,6 +115,8 @@ KEPT_WHEN_UNSET: Final = frozenset({"head_dim", "lru_width", "num_key_value_head
 """Fields that are given a size although the family's default leaves them open; others are left open too."""
 
 ENLARGED: Final = (
-    "q_proj k_proj qkv query_key_value Wqkv c_attn q_b_proj kv_b_proj query key q_a_proj in_proj_qkv gate router"
+    "q_proj k_proj qkv query_key_value Wqkv c_attn q_b_proj kv_b_proj query key q_a_proj in_proj_qkv gate router "
+    "modality_router prediction_coefs correction_coefs block_inject_weight"
 ).split()
-"""Modules whose weights are enlarged: attention and routing then differ from token to token as in a trained model."""
+"""Modules whose weights are enlarged: attention, routing and how streams are mixed then differ from token to token as
+in a trained model."""

@@ -45,6 +45,15 @@ def test_every_point_is_proven_or_absent_with_its_reason(model: InterpModel) -> 
     assert all(verdict.reason for verdict in absent)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["gemma3n_text", "qwen4_exp_text"])
+def test_nothing_fails_for_being_rounded(name: str, dtype: str, tmp_path: Path) -> None:
+    with load_model(save(name, tmp_path), backend="eager", dtype=dtype) as model:
+        found = model.verify(PROMPT)
+    assert found.ok, [check.describe() for check in found.failed()]
+    assert found.points["attn_stream_collapse"] == "proven"
+
+
 def test_outputs_of_sublayers_are_proven_by_what_they_alone_bring_about(model: InterpModel) -> None:
     here, there = Capture(model, PROMPT), Capture(model, prompt_like(PROMPT, model.vocab_size))
     needed = {("attn_out", 1), ("mlp_out", 1)}
