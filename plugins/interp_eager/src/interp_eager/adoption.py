@@ -13,6 +13,7 @@ from interp_core.errors import RequestError
 from interp_core.facts import ModelFacts
 from interp_core.profile import ModelProfile
 from interp_eager.backend import EagerBackend
+from interp_eager.compiled import refuse_compiled
 
 __all__ = ["adopt"]
 
@@ -21,10 +22,11 @@ def adopt(model: Any) -> Adoption:
     """Describe a transformers model in memory.
 
     Raises:
-        RequestError: it is no transformers model, is compiled, or is in training mode with dropout in it.
+        RequestError: it is no transformers model, is compiled or has a part that is, or is in training mode with
+            dropout in it.
     """
-    if isinstance(model, nn.Module) and hasattr(model, "_orig_mod"):
-        raise RequestError("hooks on a model from torch.compile never fire: give the model that was compiled")
+    if isinstance(model, nn.Module):
+        refuse_compiled(model)
     if not isinstance(model, nn.Module) or not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
         raise RequestError(
             f"a model is a folder, an id on the hub, or a transformers model in memory, not {type(model).__name__}"

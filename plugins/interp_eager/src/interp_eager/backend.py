@@ -24,6 +24,7 @@ from interp_eager.batching import forwards, generation_refusal, generations, pad
 from interp_eager.caches import cache_keyword, empty_cache
 from interp_eager.carried import Place, places
 from interp_eager.collect import Chunk, Collector
+from interp_eager.compiled import refuse_compiled
 from interp_eager.generation import EagerRun, together
 from interp_eager.program import Program, compile_program
 from interp_eager.taps import Taps, installed
@@ -204,7 +205,12 @@ class EagerBackend:
             yield
 
     def compiled(self, requests: Sequence[ForwardRequest]) -> Program:
-        """The work at the model's sites that requests, one per row of a batch, ask for."""
+        """The work at the model's sites that requests, one per row of a batch, ask for.
+
+        Raises:
+            RequestError: the model, or a part of it, was compiled since it was loaded.
+        """
+        refuse_compiled(self.model)
         for request in requests:
             for address in (*(r.address for r in request.reads), *(w.address for w in request.writes)):
                 self._add_path(address)
