@@ -27,10 +27,10 @@ python:
 	  { echo "make: Python 3.11 or newer is needed, and '$(PYTHON)' is older: make PYTHON=python3.11" >&2; exit 1; }
 
 demo-venv: python
-	@$(PYTHON) tools/venv.py demo "$(DEMO_VENV)"
+	@$(PYTHON) tools/make_venv.py demo "$(DEMO_VENV)"
 
 venv: python
-	@$(PYTHON) tools/venv.py test "$(VENV)"
+	@$(PYTHON) tools/make_venv.py test "$(VENV)"
 
 demo: demo-venv
 	@"$(DEMO_VENV)/bin/interp" demo

@@ -1,4 +1,4 @@
-"""Make or complete the virtual environment of one purpose: ``python tools/venv.py demo|test FOLDER``.
+"""Make or complete the virtual environment of one purpose: ``python tools/make_venv.py demo|test FOLDER``.
 
 What an environment holds is written down once, in :func:`steps`. A stamp file in the environment carries a
 hash of everything that decides its contents, so a second run starts nothing. The standard library is enough
