@@ -120,7 +120,7 @@ def test_nothing_in_a_tiny_model_is_left_at_a_constant(name: str) -> None:
 _PROVEN = Outcome(
     name="a",
     kind="proven",
-    marks={"embeddings": "P", "value": "-P", "resid_streams": "P"},
+    marks={"embeddings": "P", "value": "-P", "resid_post": "P", "resid_streams": "P"},
     reasons={"it has none": ["value (0)", "z"], "nor this; or that": ["attn_gate"]},
 )
 _REFUSED = Outcome(name="mm:b", kind="refused", reasons={"'b' is an encoder: it, too, ends": ["every point"]})
@@ -160,4 +160,8 @@ def test_fewer_proven_architectures_than_promised_fail_the_run(monkeypatch: pyte
     assert conformance.main(["--check"]) == 0
     monkeypatch.setattr(conformance, "_run", lambda names, jobs: many[1:])
     assert conformance.main(["--check"]) == 1
+    assert conformance.main([]) == 1
+    # One whose blocks serve nothing does not count.
+    bare = evolve(_PROVEN, name="bare", marks={**_PROVEN.marks, "resid_post": "-"})
+    monkeypatch.setattr(conformance, "_run", lambda names, jobs: [*many[1:], bare])
     assert conformance.main([]) == 1

@@ -46,6 +46,11 @@ class Outcome:
     problems: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is proven, and its blocks are: a trunk whose blocks have no one tensor proves little."""
+        return self.kind == "proven" and self.marks.get("resid_post") == PROVEN
+
     def bare(self) -> Outcome:
         """What the page says of it."""
         return evolve(self, problems=(), doubts=())

@@ -114,6 +114,9 @@ def _counts(rows: Sequence[Outcome]) -> list[str]:
     counts = Counter(row.kind for row in rows)
     lines = ["| architectures | |", "|---|---|"]
     lines += [f"| {what} | {counts[kind]} |" for kind, what in KINDS.items() if counts[kind]]
+    blocks = sum(row.whole for row in rows)
+    at = next((i for i, line in enumerate(lines) if line.startswith("| proven")), len(lines) - 1)
+    lines.insert(at + 1, f"| of these, with the residual of every block | {blocks} |")
     return [*lines, f"| all | {len(rows)} |"]
 
 
