@@ -172,7 +172,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel"}
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.
 HELD_BY_WRAPPERS = set(
-    "chameleon cosmos3_edge_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text hunyuan_vl_text "
+    "chameleon cosmos3_edge_text deepseek_ocr2_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text hunyuan_vl_text "
     "kosmos_2_5_text_model mllama_text_model muse_glimmer_text paddleocr_vl_text qwen3_omni_moe_text "
     "step3p5".split()
 )
@@ -184,13 +184,13 @@ def _conventional(row: FamilyFacts) -> bool:
     return not any(unusual)
 
 
-# Modules of these hold a sublayer together with the residual or its norms, or MLPs that are blocks of their own: the
-# eager backend's identities hold their rows, and its tests the paths.
+# Modules of these hold a sublayer together with the residual or its norms, or MLPs that are blocks of their own, or
+# the trunk has no blocks that each run once: the eager backend's identities hold their rows, and its tests the paths.
 HELD_BY_IDENTITIES = set(
     "bloom mpt ctrl dbrx moshi rwkv musicgen_decoder musicgen_melody_decoder prophetnet xlnet bert bert-generation "
     "big_bird git ernie roc_bert electra rembert roformer roberta camembert xlm-roberta data2vec-text xmod "
     "megatron-bert roberta-prelayernorm xlm-roberta-xl granitemoehybrid nemotron_h xlstm axk2 "
-    "modernbert-decoder longcat_flash".split()
+    "modernbert-decoder longcat_flash cpmant hrm_text reformer xlm".split()
 )
 HELD = HELD_BY_IDENTITIES | HELD_BY_WRAPPERS
 TRACED = sorted(name for name, row in FAMILIES.items() if _conventional(row) and name not in HELD)
