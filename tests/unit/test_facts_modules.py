@@ -172,8 +172,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ONLY_CLASS = {"emu3_text_model": "Emu3ForCausalLM", "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel"}
 # No class of transformers holds these text models outside of their wrappers: the run over all architectures has them.
 HELD_BY_WRAPPERS = set(
-    "chameleon cosmos3_edge_text deepseek_ocr2_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text hunyuan_vl_text "
-    "kosmos_2_5_text_model mllama_text_model muse_glimmer_text paddleocr_vl_text qwen3_omni_moe_text "
+    "chameleon cosmos3_edge_text deepseek_ocr2_text ernie4_5_vl_moe_text evolla glm_ocr_text granite4_vision_text "
+    "hunyuan_vl_text kosmos_2_5_text_model mllama_text_model muse_glimmer_text paddleocr_vl_text qwen3_omni_moe_text "
     "step3p5".split()
 )
 
