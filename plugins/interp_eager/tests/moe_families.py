@@ -141,7 +141,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 def save(family: str, root: Path) -> str:
     """The folder of a family's checkpoint, made at first use: logits apart, experts as large as what is beside them."""
     auto = hf.AutoModelForImageTextToText if family.endswith("-wrapper") else hf.AutoModelForCausalLM
-    return tiny_families.write(FAMILIES[family], root / family, auto, _spread)
+    # Others keep a checkpoint of another form under the plain name.
+    return tiny_families.write(FAMILIES[family], root / f"moe-{family}", auto, _spread)
 
 
 def _spread(name: str, tensor: Tensor) -> None:

@@ -45,7 +45,7 @@ def _sinks() -> hf.GptOssConfig:
 @pytest.fixture(params=_MODELS, ids=lambda pair: "-".join(map(str, pair)))
 def model(request: pytest.FixtureRequest, folders: Path) -> Iterator[InterpModel]:
     family, kernel = request.param
-    folder = save(family, folders) if family in FAMILIES else write(_sinks, folders / family)
+    folder = save(family, folders) if family in FAMILIES else write(_sinks, folders / f"sinks-{family}")
     with load_model(folder, "eager", dtype="float32", attn_implementation=kernel) as loaded:
         yield loaded
 

@@ -116,7 +116,7 @@ def test_a_batch_is_its_prompts_one_by_one(family: str, folders: Path) -> None:
 @pytest.mark.parametrize("family", ONE_LENGTH)
 def test_where_a_trunk_carries_a_state_only_prompts_of_one_length_go_together(family: str, folders: Path) -> None:
     config, why = ONE_LENGTH[family]
-    with loaded(tiny_families.write(config, folders / family)) as model:
+    with loaded(tiny_families.write(config, folders / f"batch-{family}")) as model:
         backend: Any = model.session.backend()
         assert why in backend.unequal_refusal
         with counted(model) as rows:
@@ -128,7 +128,7 @@ def test_where_a_trunk_carries_a_state_only_prompts_of_one_length_go_together(fa
 
 def test_rotary_frequencies_of_the_longest_row_do_not_reach_the_others(folders: Path, monkeypatch: Any) -> None:
     """In a plain forward too: a prompt beside a longer one is read as it is alone."""
-    with loaded(tiny_families.write(ONE_LENGTH["phi3-long"][0], folders / "phi3-long")) as model:
+    with loaded(tiny_families.write(ONE_LENGTH["phi3-long"][0], folders / "batch-phi3-long")) as model:
         alone = run_with_cache(model, UNEQUAL[1], ["resid_post.3"])["resid_post.3"][0]
         beside = run_with_cache(model, UNEQUAL, ["resid_post.3"])["resid_post.3"][1, : len(alone)]
         assert difference(beside, alone) < TIGHT
@@ -154,7 +154,7 @@ def test_where_positions_do_not_begin_at_zero_only_one_length_goes_together(
 ) -> None:
     config = roberta if name == "roberta" else paligemma(causal=True)
     auto = hf.AutoModelForCausalLM if name == "roberta" else hf.AutoModelForImageTextToText
-    with loaded(tiny_families.write(config, folders / name, auto)) as model:
+    with loaded(tiny_families.write(config, folders / f"batch-{name}", auto)) as model:
         backend: Any = model.session.backend()
         assert backend.unequal_refusal == "it does not take positions that are numbered from 0"
         assert misfit(model) < TIGHT
@@ -203,7 +203,7 @@ def test_a_trunk_that_has_one_mask_for_all_layers_generates_whatever_types_are_s
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     }
     config = lambda: hf.Qwen3MoeConfig(**_WIDE, **sizes, **windows)  # noqa: E731 - a builder, as in the tables
-    with loaded(tiny_families.write(config, folders / "qwen3_moe")) as model:
+    with loaded(tiny_families.write(config, folders / "batch-qwen3_moe")) as model:
         assert misfit(model) < TIGHT
 
 

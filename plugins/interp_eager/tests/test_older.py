@@ -25,7 +25,7 @@ from interp_core.checks import difference
 @pytest.fixture(scope="module")
 def recurrent(folders: Path) -> Iterator[InterpModel]:
     """An RWKV of four blocks whose residual is halved after every two."""
-    with load_model(write(rwkv, folders / "rwkv"), backend="eager", dtype="float32") as model:
+    with load_model(write(rwkv, folders / "older-rwkv"), backend="eager", dtype="float32") as model:
         yield model
 
 
@@ -61,7 +61,7 @@ def test_it_keeps_no_cache_and_says_so(recurrent: InterpModel) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "electra", "rembert", "roberta", "megatron-bert"])
 def test_the_lens_goes_through_the_layers_of_the_head(name: str, folders: Path) -> None:
-    with load_model(write(OLDER[name], folders / name), backend="eager", dtype="float32") as model:
+    with load_model(write(OLDER[name], folders / f"older-{name}"), backend="eager", dtype="float32") as model:
         last = run_with_cache(model, PROMPT, ["resid_post.3", "lm_head"])
         rows = last["resid_post.3"][0]
         assert difference(model.decode_residuals(rows), hf_logits(model, PROMPT)) < TIGHT
@@ -75,7 +75,7 @@ def test_the_lens_goes_through_the_layers_of_the_head(name: str, folders: Path) 
 
 @pytest.mark.parametrize(("name", "why"), [("bart", "normalises the sum"), ("megatron-bert", "not linear")])
 def test_shares_of_a_logit_are_refused_where_nothing_adds_up(name: str, why: str, folders: Path) -> None:
-    folder = write(OLDER[name], folders / name)
+    folder = write(OLDER[name], folders / f"older-{name}")
     with (
         load_model(folder, backend="eager", dtype="float32") as model,
         pytest.raises(CapabilityUnsupported, match=why),
@@ -85,14 +85,14 @@ def test_shares_of_a_logit_are_refused_where_nothing_adds_up(name: str, why: str
 
 @pytest.mark.parametrize("name", ["bloom", "mpt", "pegasus"])
 def test_shares_of_a_logit_add_up_where_modules_hold_the_residual(name: str, folders: Path) -> None:
-    with load_model(write(OLDER[name], folders / name), backend="eager", dtype="float32") as model:
+    with load_model(write(OLDER[name], folders / f"older-{name}"), backend="eager", dtype="float32") as model:
         found = direct_attribution(model, PROMPT, 7, heads=True)
         assert float(found.shares.sum()) == pytest.approx(found.logit, rel=1e-4, abs=1e-4)
         assert found.logit == pytest.approx(float(hf_logits(model, PROMPT)[-1, 7]), rel=1e-4, abs=1e-4)
 
 
 def test_a_prompt_up_to_the_positions_behind_the_padding_token(folders: Path) -> None:
-    with load_model(write(OLDER["roberta"], folders / "roberta"), backend="eager", dtype="float32") as model:
+    with load_model(write(OLDER["roberta"], folders / "older-roberta"), backend="eager", dtype="float32") as model:
         assert model.facts.max_positions == 64
         full = [5 + i for i in range(64)]
         assert run_with_cache(model, full, ["lm_head"])["lm_head"].shape[1] == 64

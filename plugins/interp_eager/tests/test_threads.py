@@ -137,7 +137,7 @@ def stream(model: InterpModel, k: int) -> Any:
 def test_a_state_in_modules_is_of_one_generation_alone(kept: bool, folders: Path, monkeypatch: Any) -> None:
     """RecurrentGemma has its states in its modules, where the next call finds them."""
     small = {**_GROUPED, "lru_width": 48, "attention_window_size": 4, "block_types": ["recurrent", "attention"]}
-    folder = write(lambda: hf.RecurrentGemmaConfig(**small), folders / "recurrent_gemma")
+    folder = write(lambda: hf.RecurrentGemmaConfig(**small), folders / "threads-recurrent_gemma")
     with load_model(folder, "eager", dtype="float32") as model:
         backend: Any = model.warmup().session.backend()
         assert len(backend.places) == 4
