@@ -47,7 +47,8 @@ def _fits(cache: Any, facts: ModelFacts) -> bool:
     if {type(layer) for layer in cache.layers} - {DynamicLayer, DynamicSlidingWindowLayer}:
         return True
     pairs = zip(cache.layers, facts.layers, strict=False)  # layers that share keys have none of their own
-    return all(layer.is_sliding == (known.window is not None) for layer, known in pairs)
+    # A layer without softmax attention keeps no keys, whatever transformers has made for it.
+    return all(layer.is_sliding == (known.window is not None) for layer, known in pairs if known.softmax)
 
 
 def _own_class(model: Any) -> Any:
