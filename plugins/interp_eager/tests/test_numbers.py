@@ -82,7 +82,8 @@ class TestRealModel:
         check_logits(smollm)
 
     def test_identity_8_writes(self, smollm: InterpModel) -> None:
-        check_writes(smollm, {None, *range(smollm.n_layers)})
+        # Every layer's writes of zero are in verify(), which a test runs on this model too.
+        check_writes(smollm, {None, *range(0, smollm.n_layers, 6), smollm.n_layers - 1})
 
     def test_identity_10_bare_hooks(self, smollm: InterpModel) -> None:
         check_bare_hooks(smollm, parts(), "model.layers")
