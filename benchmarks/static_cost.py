@@ -10,8 +10,8 @@ asks or not. Then the same with one of the eight steered at one layer, and with 
 ratio is the throughput relative to plain compiled vLLM (1 is no cost). The model is a random Llama of 12 layers, hidden
 512, float32, one thread.
 
-No engine is left idle for long: a kernel that takes back memory which nobody has touched for a minute leaves an engine
-slower for good, the first to start most of all (two of the same kind differed by a factor of 1.9 so).
+No engine is left idle while the next one starts: two of the same kind were seen to differ by a factor of 1.9, the first
+to start the slower one. (The cause is a guess: a kernel that takes back memory which nobody has touched for a minute.)
 """
 
 from __future__ import annotations
