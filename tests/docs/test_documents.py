@@ -1,4 +1,8 @@
-"""Every code block of the README and of docs/ runs, as it stands, in a process of its own."""
+"""Every code block of the README and of docs/ runs, as it stands, in a process of its own.
+
+Most begin as forks of a process that has imported torch and transformers; the README's program, two of its commands,
+and what starts an engine of vLLM begin as a user's do, from nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from zygote import Zygote
 
 from interp_core.points import GENERAL_POINTS
 from interp_core.vocabularies import LIBRARIES, VOCABULARIES
@@ -19,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md")))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 SCRIPTS = Path(sys.executable).parent
+FROM_NOTHING = ("README.md", "docs/vllm.md", "interp plugins", "interp verify demo")
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -32,35 +38,42 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def run(command: list[str], folder: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    # An engine's own processes as copies: that it starts new ones has tests of its own.
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     return subprocess.run(
         command, input=stdin, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
 
 
-def shell_lines() -> list[str]:
-    return [line for _, block in blocks("bash") for line in block.splitlines() if line.strip()]
+def shell_lines() -> list[tuple[str, str]]:
+    return [(page, line) for page, block in blocks("bash") for line in block.splitlines() if line.strip()]
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("line", shell_lines())
-def test_command(line: str, tmp_path: Path) -> None:
-    command = shlex.split(line)
-    if command[0].startswith("interp"):
-        command[0] = str(SCRIPTS / command[0])
-    done = run(command, tmp_path)
+@pytest.mark.parametrize(("page", "line"), shell_lines())
+def test_command(page: str, line: str, tmp_path: Path, zygote: Zygote) -> None:
+    program, *arguments = shlex.split(line)
+    if program == "interp" and line not in FROM_NOTHING:
+        done = zygote.run("from interp_core.cli import main\nmain()", arguments, tmp_path)
+    else:
+        done = run([str(SCRIPTS / program) if program.startswith("interp") else program, *arguments], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() or list(tmp_path.iterdir())
 
 
 def test_there_are_commands_and_a_failing_one_is_seen(tmp_path: Path) -> None:
     assert len(shell_lines()) >= 6
+    assert {*FROM_NOTHING} < {part for pair in [*shell_lines(), *blocks("python")] for part in pair}
     assert run([str(SCRIPTS / "interp"), "points", "no-such-folder-or-model"], tmp_path).returncode == 1
 
 
 @pytest.mark.real_model
 @pytest.mark.parametrize(("page", "code"), blocks("python"), ids=lambda value: value if len(value) < 30 else "code")
-def test_python_block(page: str, code: str, tmp_path: Path) -> None:
-    done = run([sys.executable, "-"], tmp_path, stdin=code)
+def test_python_block(page: str, code: str, tmp_path: Path, zygote: Zygote) -> None:
+    if page in FROM_NOTHING:
+        done = run([sys.executable, "-"], tmp_path, stdin=code)
+    else:
+        done = zygote.run(code, folder=tmp_path)
     assert done.returncode == 0, f"{page}:\n{done.stdout}{done.stderr}"
     if page == "README.md":
         assert "Paris" in done.stdout

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, ViTConfig
+from zygote import Zygote
 
 from interp_core import Cache, load_harvest
 
+Interp = Callable[..., "subprocess.CompletedProcess[str]"]
 
-def interp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "interp_core.cli", *arguments],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+
+@pytest.fixture
+def interp(zygote: Zygote) -> Interp:
+    """The command, in a process of its own. (That the script is installed is seen in the tests of the README.)"""
+    return lambda *arguments: zygote.run("from interp_core.cli import main\nmain()", arguments)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_describe_points_and_capabilities_answer_as_json(tiny: str) -> None:
+def test_describe_points_and_capabilities_answer_as_json(tiny: str, interp: Interp) -> None:
     described = json.loads(interp("describe", tiny, "--json").stdout)
     assert described["facts"]["n_layers"] == 2
     assert described["backend"] == "eager"
@@ -57,14 +54,14 @@ def test_describe_points_and_capabilities_answer_as_json(tiny: str) -> None:
     assert verdicts["gradients"]["instead"]
 
 
-def test_tables_are_for_people(tiny: str) -> None:
+def test_tables_are_for_people(tiny: str, interp: Interp) -> None:
     for command in (["describe", tiny], ["points", tiny], ["capabilities", tiny], ["capabilities"], ["plugins"]):
         done = interp(*command)
         assert done.returncode == 0, done.stderr
         assert len(done.stdout.splitlines()) > 4
 
 
-def test_lens_writes_a_page_and_a_document(tiny: str, tmp_path: Path) -> None:
+def test_lens_writes_a_page_and_a_document(tiny: str, tmp_path: Path, interp: Interp) -> None:
     page = tmp_path / "lens.html"
     done = interp("lens", tiny, "the <capital>", "--html", str(page), "--json", "--top-k", "3")
     assert done.returncode == 0, done.stderr
@@ -77,7 +74,7 @@ def test_lens_writes_a_page_and_a_document(tiny: str, tmp_path: Path) -> None:
     assert "http" not in text
 
 
-def test_capture_writes_what_the_library_reads(tiny: str, tmp_path: Path) -> None:
+def test_capture_writes_what_the_library_reads(tiny: str, tmp_path: Path, interp: Interp) -> None:
     file = tmp_path / "c.safetensors"
     done = interp("capture", tiny, "the capital", "resid_post.*", "z.1.head-1", "--out", str(file), "--max-tokens", "3")
     assert done.returncode == 0, done.stderr
@@ -86,7 +83,7 @@ def test_capture_writes_what_the_library_reads(tiny: str, tmp_path: Path) -> Non
     assert cache["resid_post.1"].shape == (1, len(cache.tokens[0]), 32)
 
 
-def test_harvest_writes_what_the_library_reads_and_goes_on(tiny: str, tmp_path: Path) -> None:
+def test_harvest_writes_what_the_library_reads_and_goes_on(tiny: str, tmp_path: Path, interp: Interp) -> None:
     texts, folder = tmp_path / "texts.txt", tmp_path / "h"
     texts.write_text("the capital\nof\nfrance\n", encoding="utf-8")
     points = ["--points", "resid_post.*,z.1.head-1", "--points", "mlp_out.0"]
@@ -126,7 +123,9 @@ def test_harvest_writes_what_the_library_reads_and_goes_on(tiny: str, tmp_path: 
         (["describe", "{vit}"], "vit"),
     ],
 )
-def test_bad_input_is_one_readable_line(tiny: str, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input_is_one_readable_line(
+    tiny: str, tmp_path: Path, arguments: list[str], words: str, interp: Interp
+) -> None:
     vit = tmp_path / "vit"
     ViTConfig().save_pretrained(vit)
     names = {"tiny": tiny, "out": str(tmp_path / "out.safetensors"), "vit": str(vit)}
@@ -138,11 +137,11 @@ def test_bad_input_is_one_readable_line(tiny: str, tmp_path: Path, arguments: li
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_verbose_shows_the_traceback() -> None:
+def test_verbose_shows_the_traceback(interp: Interp) -> None:
     assert "Traceback" in interp("-v", "describe", "/no/such/folder").stderr
 
 
-def test_demo_of_another_model_runs_all_four_parts(tiny: str) -> None:
+def test_demo_of_another_model_runs_all_four_parts(tiny: str, interp: Interp) -> None:
     done = interp("demo", "--model", tiny)
     assert done.returncode == 0, done.stderr
     for part in ("1. What", "2. The logit lens", "3. Steering", "4. A refusal", "CapabilityUnsupported"):
@@ -150,7 +149,7 @@ def test_demo_of_another_model_runs_all_four_parts(tiny: str) -> None:
 
 
 @pytest.mark.real_model
-def test_demo_says_paris() -> None:
+def test_demo_says_paris(interp: Interp) -> None:
     record = json.loads(interp("demo", "--json").stdout)
     assert record["lens"]["best"][-1] == " Paris"
     assert record["lens"]["probability"][-1] > 0.7
@@ -158,7 +157,7 @@ def test_demo_says_paris() -> None:
     assert record["refusal"]["why"]
 
 
-def test_verify_says_what_is_proven_and_exits_by_it(tiny: str) -> None:
+def test_verify_says_what_is_proven_and_exits_by_it(tiny: str, interp: Interp) -> None:
     ran = interp("verify", tiny, "--prompt", "the capital of france", "--json")
     assert ran.returncode == 0, ran.stderr
     record = json.loads(ran.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,21 @@ def quick_engines() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)
+        patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", _in_a_fork)
         yield
+
+
+def _in_a_fork(function: Callable[[], Any]) -> Any:
+    """vLLM looks at each model class in a process apart, once per machine, and imports itself there anew."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(function()))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    finally:
+        process.join()
 
 
 @pytest.fixture(scope="session")
