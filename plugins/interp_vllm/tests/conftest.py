@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,21 @@ def quick_engines() -> Iterator[None]:
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.setattr("vllm.model_executor.models.registry._run_in_subprocess", _in_a_fork)
+        with _nothing_to_collect(patch):
+            yield
+
+
+@contextmanager
+def _nothing_to_collect(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Engines are copies of this process, and collect garbage as they start and end: not among what was copied."""
+    thaw = gc.unfreeze
+    patch.setattr(gc, "unfreeze", lambda: None)
+    gc.collect()
+    gc.freeze()
+    try:
         yield
+    finally:
+        thaw()
 
 
 def _in_a_fork(function: Callable[[], Any]) -> Any:
