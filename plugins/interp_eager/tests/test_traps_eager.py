@@ -53,7 +53,7 @@ HELD: dict[int, tuple[str, ...]] = {
     19: (f"{_HERE}/test_hybrids.py::test_mixers_without_softmax_refuse_its_points_per_layer",)
     + (f"{_TENSORS}test_a_linear_mixer_refuses_attention_points",),
     20: (f"{_TENSORS}test_neurons_without_an_mlp_module",),
-    21: (f"{_TENSORS}test_a_nested_text_trunk", "tests/unit/test_facts.py::test_the_text_model_of_a_wrapper"),
+    21: (f"{_TENSORS}test_a_nested_text_trunk", "tests/unit/test_facts_forms.py::test_the_text_model_of_a_wrapper"),
     22: (f"{_TENSORS}test_positions_follow_the_mask", f"{_HERE}/test_identities.py::test_batches_equal_one_by_one"),
     23: (f"{_MINE}test_unknown_keywords_are_refused", "tests/unit/test_loading.py::test_what_cannot_be_asked_for"),
     25: (f"{_MINE}test_compiled_parts_are_refused_before_a_forward", f"{_MINE}test_compiled_later_is_no_silence"),

@@ -157,7 +157,7 @@ def memory(model: InterpModel, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """``harvest_runs.py WHAT MODEL FOLDER [NUMBER...]``: one JSON record on standard output."""
+    """``runs.py WHAT MODEL FOLDER [NUMBER...]``: one JSON record on standard output."""
     torch.set_num_threads(1)
     what, folder, numbers = sys.argv[1], Path(sys.argv[3]), list(map(int, sys.argv[4:]))
     with load_model(sys.argv[2], "eager", dtype="float32") as model:

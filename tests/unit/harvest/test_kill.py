@@ -15,7 +15,7 @@ import pytest
 from interp_core import load_harvest
 from interp_core.testing.tiny import write_family
 
-RUNS = Path(__file__).with_name("harvest_runs.py")
+RUNS = Path(__file__).with_name("runs.py")
 
 
 @pytest.fixture(scope="module")
