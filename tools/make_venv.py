@@ -142,7 +142,6 @@ def install(python: Path, step: Step) -> None:
         "--quiet",
         "--no-input",
         "--disable-pip-version-check",
-        "--no-compile",  # Python compiles what it imports, a small part of what is installed, when it first does.
         *step.arguments,
     ]
     ran = subprocess.run(

@@ -1,8 +1,4 @@
-"""Engines as a user has them, in programs of their own that start new processes: a script, and the command line.
-
-They are not marked ``vllm``: what they start does not share a process with other engines of the tests, and so they
-run beside those.
-"""
+"""Engines as a user has them, in programs of their own that start new processes: a script, and the command line."""
 
 from __future__ import annotations
 
@@ -13,11 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 from vllm_families import Loader
 
 from interp_core.checks import difference
 from interp_core.cli.main import app
+
+pytestmark = pytest.mark.vllm
 
 TIGHT = 1e-5
 SCRIPT = """
