@@ -38,8 +38,10 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def run(command: list[str], folder: Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    # An engine's own processes as copies: that it starts new ones has tests of its own.
+    # An engine's own processes as copies: that it starts new ones has tests of its own. And on another core than the
+    # engines of other tests, which vLLM binds to the first.
     environment["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = str(max(os.sched_getaffinity(0)))
     return subprocess.run(
         command, input=stdin, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,4 +1,7 @@
-"""Engines as a user has them, in programs of their own that start new processes: a script, and the command line."""
+"""Engines as a user has them, in programs of their own that start new processes: a script, and the command line.
+
+They are not marked ``vllm``, and so run beside the other engines of the tests, and on another core than those.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,6 @@ from vllm_families import Loader
 
 from interp_core.checks import difference
 from interp_core.cli.main import app
-
-pytestmark = pytest.mark.vllm
 
 TIGHT = 1e-5
 SCRIPT = """
@@ -40,6 +41,14 @@ left = [path.name for child in children for path in shared.glob(f"interp-{child.
 print(json.dumps({"tokens": tokens, "again": again, "children": len(children), "alive": [p.pid for p in alive],
                   "left": left}))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def another_core(quick_engines: None) -> Iterator[None]:
+    """vLLM would bind each engine to the first core."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", str(max(os.sched_getaffinity(0))))
+        yield
 
 
 def test_two_models_in_one_script_without_a_guard_and_nothing_is_left(
