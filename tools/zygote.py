@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -48,7 +48,6 @@ class Zygote:
         code: str,
         arguments: Iterable[str] = (),
         folder: Path | None = None,
-        environment: Mapping[str, str] | None = None,
         timeout: int = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Run ``code`` as a script with these arguments, and wait for its end; a timeout ends it with SIGALRM."""
@@ -58,7 +57,7 @@ class Zygote:
                 "code": code,
                 "arguments": ["-", *arguments],
                 "folder": str(folder or Path.cwd()),
-                "environment": {**os.environ, **(environment or {})},
+                "environment": dict(os.environ),
                 "outputs": [str(file) for file in files],
                 "timeout": timeout,
             }
