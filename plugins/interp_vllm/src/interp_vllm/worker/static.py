@@ -24,7 +24,7 @@ from interp_vllm.worker.bindings import Tree
 from interp_vllm.worker.frame import parameter_names
 from interp_vllm.worker.rows import Span, kept_copy
 from interp_vllm.worker.state import PlacedProgram, RequestState
-from interp_vllm.worker.sums import halves_of, rewritten
+from interp_vllm.worker.sums import halves_of
 from interp_vllm.worker.tables import ProgramTable
 
 __all__ = ["StaticTaps"]
@@ -182,29 +182,21 @@ class StaticTaps:
                 return _rows(changed.get(leaf.slot, tensors[leaf.slot]), leaf, batched)
 
             for expression, number in writes:
+                if (halves := halves_of(expression)) is not None:
+                    # In place, and without the sum as a tensor of its own: a site that nobody writes costs one call.
+                    torch.ops.interp_vllm.write_sum(*map(value, halves), number)
+                    continue
                 old = read_value(expression, value)
                 new = old.clone(memory_format=torch.contiguous_format)
                 torch.ops.interp_vllm.write(new, number)
-                for leaf, rows in _put(expression, value, old, new):
-                    changed[leaf.slot] = _like(rows, tensors[leaf.slot], leaf, batched)
+                *_, leaf = leaves(expression)
+                changed[leaf.slot] = _like(write_value(expression, value, old, new), tensors[leaf.slot], leaf, batched)
             for expression, buffer in taps:
                 found = read_value(expression, value)
                 buffer[: found.shape[0]].copy_(found)
             return changed
 
         return work
-
-
-def _put(
-    expression: Expression, value: Callable[[Read], Tensor], old: Tensor, new: Tensor
-) -> list[tuple[Read, Tensor]]:
-    """What the tensors of a write become."""
-    halves = halves_of(expression)
-    if halves is None:
-        *_, last = leaves(expression)
-        return [(last, write_value(expression, value, old, new))]
-    first, second = halves
-    return list(zip(halves, rewritten(value(first), value(second), old, new), strict=True))
 
 
 def _rows(tensor: Tensor, leaf: Read, batched: bool) -> Tensor:

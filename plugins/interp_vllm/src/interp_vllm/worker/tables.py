@@ -1,8 +1,9 @@
 """The table of programs of one write site, at fixed addresses, and the operation in the graph that reads it.
 
-The graph holds one call per site, ``torch.ops.interp_vllm.write``. What it does to a row is data: the table is filled
-before each step, so the same graph serves every request. On a CPU the call runs Python, and touches no row that
-nobody writes; where a graph is replayed its kernels run over all rows, and a row without a program stays as it is.
+The graph holds one call per site, ``torch.ops.interp_vllm.write``, or ``write_sum`` where vLLM carries the tensor in
+two halves. What it does to a row is data: the table is filled before each step, so the same graph serves every
+request. On a CPU the call runs Python, and touches no row that nobody writes; where a graph is replayed its kernels
+run over all rows, and a row without a program stays as it is.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from torch import Tensor
 from interp_core.errors import RequestError
 from interp_core.programs import NUMBERS, VECTORS, Program, run_programs
 from interp_vllm.static import CAPACITY, DEPTH
+from interp_vllm.worker.sums import rewritten
 
-__all__ = ["ProgramTable", "write"]
+__all__ = ["ProgramTable", "write", "write_sum"]
 
 _TABLES: Final[dict[int, ProgramTable]] = {}
 
@@ -97,10 +99,28 @@ class ProgramTable:
         """Change ``x`` (``[rows, width]``) in place."""
         if x.device.type == "cpu":
             if self._levels:
-                rows = torch.tensor(sorted(self._levels))
+                rows = self._written()
                 x[rows] = self._run(x[rows], rows, max(self._levels.values()))
             return
         x.copy_(self._run(x, torch.arange(x.shape[0], device=x.device), DEPTH))
+
+    def apply_sum(self, first: Tensor, second: Tensor) -> None:
+        """Change two tensors ``[rows, width]`` in place, of which only the sum is ever used."""
+        if first.device.type == "cpu":
+            if self._levels:
+                rows = self._written()
+                first[rows], second[rows] = self._halves(first[rows], second[rows], rows, max(self._levels.values()))
+            return
+        halves = self._halves(first, second, torch.arange(first.shape[0], device=first.device), DEPTH)
+        for tensor, half in zip((first, second), halves, strict=True):
+            tensor.copy_(half)
+
+    def _written(self) -> Tensor:
+        return torch.tensor(sorted(self._levels))
+
+    def _halves(self, first: Tensor, second: Tensor, rows: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        old = first + second
+        return rewritten(first, second, old, self._run(old, rows, depth))
 
     def _run(self, x: Tensor, rows: Tensor, depth: int) -> Tensor:
         for level in range(depth):
@@ -116,4 +136,15 @@ def write(x: Tensor, site: int) -> None:
 
 @write.register_fake
 def _(x: Tensor, site: int) -> None:
+    return None
+
+
+@torch.library.custom_op("interp_vllm::write_sum", mutates_args=("first", "second"))
+def write_sum(first: Tensor, second: Tensor, site: int) -> None:
+    """Run the programs of a site on the sum of ``first`` and ``second``; rows that nobody writes cost nothing."""
+    _TABLES[site].apply_sum(first, second)
+
+
+@write_sum.register_fake
+def _(first: Tensor, second: Tensor, site: int) -> None:
     return None
