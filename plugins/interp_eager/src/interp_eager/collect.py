@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import define, field, frozen
@@ -64,9 +64,28 @@ class Collector:
 
     _rows: dict[tuple[int, Address], list[Tensor]] = field(factory=dict)
     _blocks: dict[tuple[int, Address], list[Block]] = field(factory=dict)
+    _waiting: list[tuple[Callable[[Tensor], None], Tensor]] = field(factory=list)
+
+    def later(self, sort: Callable[[Tensor], None], whole: Tensor) -> None:
+        """Keep a copy of ``whole``, and give it to ``sort`` once somebody asks for rows.
+
+        Inside a forward the weights push all else out of the processor's caches, so there the least is done.
+        """
+        self._waiting.append((sort, whole.clone(memory_format=torch.contiguous_format)))
+
+    def add_whole(self, address: Address, whole: Tensor, wants: Sequence[Want]) -> None:
+        """Keep ``whole`` (``[batch, columns, *axes]``), which is nobody else's."""
+        for want in wants:
+            self._rows.setdefault((want.row, address), []).append(whole[want.row])
+
+    def _settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for sort, whole in waiting:
+            sort(whole)
 
     def add(self, address: Address, value: Tensor, wants: Sequence[Want], chunk: Chunk) -> None:
         """Keep rows of ``value`` (``[batch, columns, *axes]``)."""
+        self._settle()
         whole = self._whole(value, wants, chunk)
         for want in wants:
             row = whole[want.row] if whole is not None else self._some(value, want, chunk)
@@ -100,6 +119,7 @@ class Collector:
 
         ``forwards`` is how many of them count, from the first; ``None`` for all.
         """
+        self._settle()
         if (row, address) in self._rows:
             parts = self._rows[row, address][:forwards]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -107,12 +127,13 @@ class Collector:
 
     def has(self, row: int, address: Address) -> bool:
         """Whether anything was read for a request and address."""
+        self._settle()
         return (row, address) in self._rows or (row, address) in self._blocks
 
     def _whole(self, value: Tensor, wants: Sequence[Want], chunk: Chunk) -> Tensor | None:
         """One copy of the whole batch where all want the same of it: much cheaper than one per request."""
         first = wants[0]
-        same = all(w.positions == first.positions and w.detach == first.detach for w in wants)
+        same = len(wants) == 1 or all(w.positions == first.positions and w.detach == first.detach for w in wants)
         if not same or len(wants) != value.shape[0] or not chunk.full(value.shape[1]):
             return None
         chosen = value if first.positions is None else value[:, list(first.positions)]
@@ -151,7 +172,8 @@ def _kept(value: Tensor, want: Want, *, fresh: bool = False) -> Tensor:
     """A copy that nothing of the model can change; the tensor itself where its place in the graph is wanted."""
     if not want.detach:
         return value
-    value = value.detach()
+    if value.requires_grad:
+        value = value.detach()
     if not want.keep_on_device and value.device.type != "cpu":
         return value.to("cpu")
     return value if fresh else value.clone(memory_format=torch.contiguous_format)

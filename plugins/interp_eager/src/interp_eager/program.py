@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from attrs import define, field, frozen
 from torch import nn
@@ -73,10 +74,20 @@ class Site:
     carried: list[WriteJob] = field(factory=list)
     sums: list[ReadJob] = field(factory=list)
 
-    @property
+    @cached_property
     def key(self) -> SiteKey:
         """What identifies the site."""
         return _key(self.module, self.leaf)
+
+    @cached_property
+    def only_read(self) -> ReadJob | None:
+        """The one thing to be done here, where that is to keep the whole tensor of the module, axes as they are."""
+        if self.kept or self.direct or self.carried or self.sums or len(self.reads) != 1:
+            return None
+        (job,), leaf = self.reads, self.leaf
+        plain = leaf.call is None and not (leaf.heads_first or leaf.streams_first or leaf.role.startswith("path."))
+        whole = all(want.positions is None and want.detach and not want.keep_on_device for want in job.wants)
+        return job if plain and whole and isinstance(job.expression, Read) and not job.coordinates else None
 
 
 @define(eq=False)
@@ -98,7 +109,7 @@ class Program:
 
     def site(self, leaf: Read, layer: int | None) -> Site:
         """The site of a leaf, made if it is new."""
-        module = self.layout.module(leaf.role, None if leaf.role in self.layout.trunk else layer)
+        module = self._module(leaf, layer)
         site = self.sites.setdefault(_key(module, leaf), Site(module, leaf))
         if site.leaf.role.startswith("path."):
             # A point knows the order of the axes, and a path does not.
@@ -107,7 +118,10 @@ class Program:
 
     def key(self, leaf: Read, layer: int | None) -> SiteKey:
         """The key of a leaf's site."""
-        return self.site(leaf, layer).key
+        return _key(self._module(leaf, layer), leaf)
+
+    def _module(self, leaf: Read, layer: int | None) -> nn.Module:
+        return self.layout.module(leaf.role, None if leaf.role in self.layout.trunk else layer)
 
 
 def _key(module: nn.Module, leaf: Read) -> SiteKey:

@@ -55,6 +55,25 @@ class Taps:
             tensor = self._read(site, read, tensor)
         return None if tensor is rows else _as_raw(tensor, raw, site.leaf)
 
+    def keeper(self, site: Site) -> Callable[[Tensor], None] | None:
+        """What keeps a site's tensor for later, where nothing else is to be done here; ``None`` where it takes more."""
+        job, batch = site.only_read, len(self.chunk.starts)
+        if job is None or len(job.wants) != batch or not self.chunk.full(max(self.chunk.lengths)):
+            return None
+        add, later = self.collector.add_whole, self.collector.later
+
+        def sort(whole: Tensor) -> None:
+            rows = _as_rows(whole, site.leaf, batch)
+            add(job.address, select(rows, job.axes, ()) if job.axes else rows, job.wants)
+
+        def keep(raw: Tensor) -> None:
+            if raw.requires_grad or raw.device.type != "cpu":
+                self.visit(site, raw)
+            else:
+                later(sort, raw)
+
+        return keep
+
     def _check_path(self, site: Site, raw: Tensor) -> None:
         """Refuse a module of which nobody knows what its tensor's axes are.
 
@@ -86,7 +105,8 @@ class Taps:
         layer = job.address.layer
         leaf = self._leaf(site, layer, tensor)
         place = self._place(layer, tensor) if derives(job.expression) else None
-        value = read_value(job.expression, leaf, place)
+        # Nearly all points are the tensor of their site, and a generation reads them in each step.
+        value = tensor if isinstance(job.expression, Read) else read_value(job.expression, leaf, place)
         if place is None and value.requires_grad and job.in_graph:
             handed, tensor = on_path(job, leaf, value, tensor, self.chunk)
             self.collector.add_handed(job.address, handed, job.wants, self.chunk)
@@ -196,6 +216,27 @@ def installed(taps: Taps, *, stop: bool = False) -> Iterator[None]:
 
 
 def _hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
+    keep = taps.keeper(site)
+    return _working_hook(site, taps, fired) if keep is None else _keeping_hook(site, keep, fired)
+
+
+def _keeping_hook(site: Site, keep: Callable[[Tensor], None], fired: set[SiteKey]) -> Any:
+    slot, key = site.leaf.slot, site.key
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        fired.add(key)
+        keep(_argument(module, slot, args, kwargs)[1])
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        fired.add(key)
+        keep(output if isinstance(output, Tensor) else output[slot])
+
+    if site.leaf.side == "input":
+        return site.module.register_forward_pre_hook(before, with_kwargs=True)
+    return site.module.register_forward_hook(after)
+
+
+def _working_hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
     calls = count()
 
     def passes() -> bool:
