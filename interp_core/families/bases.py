@@ -19,6 +19,7 @@ __all__ = [
     "BERT_ROLES",
     "CHAMELEON",
     "COHERE",
+    "EXPERT_HEADS",
     "FEEDS",
     "GATED_HYBRID",
     "GEMMA",
@@ -111,6 +112,19 @@ NORMS_AFTER_ROTARY: Final = dict.fromkeys(("q_norm_in", "q_norm_out", "k_norm_in
 MIXED_AT_THE_INPUT: Final = {
     "expert_weights": "this family multiplies what the chosen experts read, and adds up what they give as it is: "
     "nothing is weighted behind them; router_logits, through a sigmoid, are the factors"
+}
+# JetMoE: mixtures of attention heads beside mixtures of MLPs, with one routing module for both.
+EXPERT_HEADS: Final = {
+    **dict.fromkeys(
+        ("value", "attn_scores", "attn_probs", "z"),
+        "queries and output projections are experts that each token chooses for itself, so that a head has no weights "
+        "of its own",
+    ),
+    **dict.fromkeys(
+        ("router_logits", "expert_weights", "expert_indices"),
+        "the router of this family hands on the tokens sorted by expert, and what it gives has no row per token; on "
+        "eager path.<module> reads its linear layer",
+    ),
 }
 QK_NORMS: Final = ("q_norm_out", "k_norm_out")
 CHAMELEON: Final = FamilyFacts(

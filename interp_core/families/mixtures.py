@@ -8,6 +8,7 @@ from attrs import evolve
 
 from interp_core.families.bases import (
     COHERE,
+    EXPERT_HEADS,
     GATED_HYBRID,
     GRANITE,
     LLAMA,
@@ -51,6 +52,7 @@ ROWS: Final[dict[str, FamilyFacts]] = {
     "olmoe": evolve(LLAMA, qk_norm="full"),
     "flex_olmo": evolve(POST_NORM, qk_norm="full"),
     "granitemoe": GRANITE,
+    "jetmoe": evolve(LLAMA, roles={"attn": "self_attention", "attn.o_proj": "self_attention"}, absent=EXPERT_HEADS),
     "gpt_oss": evolve(TYPED, sinks=True),
     "phimoe": evolve(SLIDING, norm="layer"),
     "aria_text": LLAMA,
