@@ -48,6 +48,8 @@ class LayerFacts:
         sinkless: this layer has no sink logits, though others of the trunk have.
         mlp: ``dense``, ``sparse`` (mixture of experts) or ``none``.
         d_mlp: neurons of a dense MLP.
+        gate_sparsity: share of a dense MLP's neurons that are cut off before the activation, taken as normally
+            distributed around their mean (Gemma 3n); 0 for none.
         n_experts: routed experts.
         top_k: experts chosen per token.
         n_shared_experts: experts that every token uses.
@@ -77,6 +79,7 @@ class LayerFacts:
     sinkless: bool = False
     mlp: str = "dense"
     d_mlp: int = 0
+    gate_sparsity: float = 0.0
     n_experts: int = 0
     top_k: int = 0
     n_shared_experts: int = 0

@@ -7,6 +7,7 @@ simply not yielded; what proves a point, and what does not, is :mod:`interp_core
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from interp_core.checks import Check, Get, difference
@@ -97,6 +98,7 @@ def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -
     function = activations().get(facts.activation)
     if gate is None or act is None or function is None:
         return
+    gate = cut_off(gate, layer.gate_sparsity)
     linear = get("mlp_pre_linear", layer.index)
     value = function(gate) if linear is None else function(gate) * linear
     wrong = gate if linear is None else function(linear) * gate
@@ -109,6 +111,14 @@ def _neurons(facts: ModelFacts, layer: LayerFacts, get: Get, tolerance: float) -
         control=sub_normed_neurons(facts, wrong, act) if normed else difference(wrong, act),
         tolerance=tolerance,
     )
+
+
+def cut_off(gate: Tensor, sparsity: float) -> Tensor:
+    """A gate less the value that a share of its neurons stays below, were they normally distributed; not below 0."""
+    if not sparsity:
+        return gate
+    deviations = NormalDist().inv_cdf(sparsity)
+    return (gate - gate.mean(-1, keepdim=True) - deviations * gate.std(-1, keepdim=True, correction=0)).relu()
 
 
 def activations() -> Mapping[str, Callable[[Tensor], Tensor]]:

@@ -61,6 +61,10 @@ class AltUpTrunk(Trunk):
         for roles in found.blocks:
             block: Any = roles["block"]
             roles["attn_pre_norm"] = block.input_layernorm
+            attention = block.self_attn
+            roles["attn.q_norm"] = attention.q_norm
+            if not attention.is_kv_shared_layer:
+                roles |= {"attn.k_norm": attention.k_norm, "attn.v_norm": attention.v_norm}
             roles["altup.prediction"] = block.altup.prediction_coefs
             roles["altup.correction"] = block.altup.correction_coefs
         found.trunk["contraction"] = next(

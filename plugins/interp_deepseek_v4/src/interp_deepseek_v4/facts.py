@@ -74,7 +74,13 @@ def alternating(config: Any, facts: ModelFacts) -> ModelFacts:
     """AltUp: both sublayers of a block work on one stream, the active one."""
     trunk, _ = trunk_of(config)
     active = getattr(trunk, "altup_active_idx", 0)
-    return attrs.evolve(several_streams(config, facts), extra={**facts.extra, "active_stream": int(active)})
+    sparse = list(getattr(trunk, "activation_sparsity_pattern", None) or ())
+    layers = [
+        attrs.evolve(layer, gate_sparsity=float(share)) for layer, share in zip(facts.layers, sparse or [0.0] * len(facts.layers), strict=True)
+    ]
+    return attrs.evolve(
+        several_streams(config, facts), layers=layers, qk_norm="head", extra={**facts.extra, "active_stream": int(active)}
+    )
 
 
 def basis(facts: ModelFacts) -> ResidualBasis:

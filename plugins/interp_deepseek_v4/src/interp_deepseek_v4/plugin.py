@@ -21,7 +21,12 @@ _ROUTER: Final = (
     "expert_weights"
 )
 _SHARED: Final = "the key and the value are one tensor here, and a write would change both; write k_norm_out"
-_MATRIX: Final = "the eager backend does not write attention matrices yet"
+_QK_NORMS: Final = ("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out")
+_NEURONS: Final = ("mlp_pre", "mlp_pre_linear", "mlp_act")
+_MATRICES: Final = {
+    "attn_scores": "the scores are the softmax's input",
+    "attn_probs": "attention matrices of trunks of several streams are read, and not written yet; write z",
+}
 _ONE_CONNECTION: Final = (
     "this trunk updates its streams once per block: mixed before attention (attn_stream_mix), written after the MLP "
     "(mlp_stream_write)"
@@ -56,9 +61,9 @@ DEEPSEEK_V4: Final = Architecture(
     points=STREAM_POINTS,
     support={
         "eager": eager_support(
-            (*_SUBLAYERS, "q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out", "z", "expert_weights"),
+            (*_SUBLAYERS, *_QK_NORMS, "z", "expert_weights"),
             read_only={"router_logits": _ROUTER, "expert_indices": "indices are chosen by the router, and only read"},
-            rebuilt={"value": _SHARED, "attn_scores": "the scores are the softmax's input", "attn_probs": _MATRIX},
+            rebuilt={"value": _SHARED, **_MATRICES},
         ),
         "vllm": vllm_support(
             (*_SUBLAYERS, "q_norm_in", "k_norm_in", "k_norm_out"),
@@ -124,7 +129,8 @@ OTHERS: Final = (
         facts=facts.alternating,
         support={
             "eager": eager_support(
-                _SUBLAYERS,
+                (*_SUBLAYERS, *_QK_NORMS, "value", "z", *_NEURONS),
+                rebuilt=_MATRICES,
                 lacking=dict.fromkeys(("attn_stream_write", "mlp_stream_collapse", "mlp_stream_mix"), _ONE_CONNECTION)
                 | {"resid_mid": "inside a block of this trunk there is one stream, the active one"},
             ),
