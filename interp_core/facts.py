@@ -44,6 +44,7 @@ class LayerFacts:
         key_budget: number of keys (of blocks of keys, where ``key_block`` is not 1) that a query chooses among those
             that it may see; ``None`` if it attends to all.
         key_block: number of neighbouring keys that are chosen together.
+        key_tail: whether only full blocks are chosen among, and the keys behind the last full one are seen by all.
         compress_rate: tokens per compressed entry, where queries see such entries beside the tokens; ``None`` if not.
         sinkless: this layer has no sink logits, though others of the trunk have.
         mlp: ``dense``, ``sparse`` (mixture of experts) or ``none``.
@@ -75,6 +76,7 @@ class LayerFacts:
     kv_shared_from: int | None = None
     key_budget: int | None = None
     key_block: int = 1
+    key_tail: bool = False
     compress_rate: int | None = None
     sinkless: bool = False
     mlp: str = "dense"

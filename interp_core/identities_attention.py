@@ -174,8 +174,10 @@ def _softmax(layer: LayerFacts, scores: Tensor, probs: Tensor, tolerance: float,
 def _chosen_keys(layer: LayerFacts, seen: Tensor, allowed: Tensor) -> Check:
     """Where a query attends to some of the keys that it may see: which ones is the model's choice, how many is not.
 
-    Keys are chosen in blocks; of a chosen block, a query attends to all that it may see.
+    Keys are chosen in blocks; of a chosen block, a query attends to all that it may see. Those behind the last full
+    block it may see beside its choice, where the layer's facts say so.
     """
+    import torch
     import torch.nn.functional as F
 
     short = -allowed.shape[-1] % layer.key_block
@@ -184,12 +186,19 @@ def _chosen_keys(layer: LayerFacts, seen: Tensor, allowed: Tensor) -> Check:
         whole: Tensor = F.pad(keys.float(), (0, short)).unflatten(-1, (-1, layer.key_block)).amax(-1)
         return whole > 0
 
-    many = blocks(allowed).sum(-1).clamp(max=layer.key_budget)
+    visible = allowed.sum(-1)
+    full, left = visible // layer.key_block, visible % layer.key_block
+    tail = allowed & (torch.arange(allowed.shape[-1]) >= (visible - left)[..., None])
+    if layer.key_tail:
+        many = full.clamp(max=layer.key_budget) + (left > 0)
+    else:
+        many, tail = blocks(allowed).sum(-1).clamp(max=layer.key_budget), torch.zeros_like(tail)
 
     def wrong(keys: Tensor) -> float:
         chosen = blocks(keys)
         whole = chosen.repeat_interleave(layer.key_block, dim=-1)[..., : allowed.shape[-1]] & allowed
-        return float((keys != whole).double().mean() + (chosen.sum(-1) != many).double().mean())
+        missed = (keys != whole) | (tail & ~keys)
+        return float(missed.double().mean() + (chosen.sum(-1) != many).double().mean())
 
     return Check(
         identity="as many keys as a query chooses, and none that it may not see, have a probability above 0",

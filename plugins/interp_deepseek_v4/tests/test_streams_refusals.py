@@ -19,6 +19,34 @@ from interp_core import (
     run_with_cache,
 )
 
+_HEAD_NORMS = {"q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out"}
+_HEADS = {"attn_scores", "attn_probs", "z"}
+_NEURONS = {"mlp_pre", "mlp_pre_linear", "mlp_act"}
+_ROUTING = {"router_logits", "expert_weights", "expert_indices"}
+_NOWHERE = {
+    "deepseek_v4": {"attn_gate", *_NEURONS},
+    "glm5_next": {"attn_gate", "value", *_HEAD_NORMS},
+    "hy_v4": {"value", *_HEAD_NORMS},
+    "qwen4_exp_text": {"final_norm", *_NEURONS},
+    "gemma3n_text": {
+        "attn_gate",
+        "attn_stream_write",
+        "mlp_stream_collapse",
+        "mlp_stream_mix",
+        "resid_mid",
+        *_ROUTING,
+    },
+}
+"""Points that a trunk has not: the code lacks the tensor, or, of latent attention, has values and keys in one."""
+_HERE_AND_THERE = {
+    "deepseek_v4": set(),
+    "glm5_next": {*_HEADS, *_NEURONS, *_ROUTING},  # Linear attention, and dense layers among mixtures.
+    "hy_v4": {*_NEURONS, *_ROUTING},
+    # Linear attention; and one layer adds to its streams before its attention.
+    "qwen4_exp_text": {"value", "attn_gate", "attn_stream_mix", *_HEADS, *_HEAD_NORMS},
+    "gemma3n_text": {"value", "k_norm_in", "k_norm_out"},  # Later layers use the keys and values of earlier ones.
+}
+
 # What is refused.
 
 
@@ -80,7 +108,7 @@ def test_points_that_one_connection_has_not(trunk: Any) -> None:
             assert trunk.model.refusal(address) is None
 
 
-def test_general_points_that_are_not_placed(trunk: Any) -> None:
+def test_points_that_are_nowhere_or_not_at_every_layer(trunk: Any) -> None:
     model, refused, read = trunk.model, set(), set()
     for spec in model.points():
         for i in range(model.n_layers) if spec.scope == "layer" else [None]:
@@ -92,18 +120,10 @@ def test_general_points_that_are_not_placed(trunk: Any) -> None:
                 continue
             refused.add(spec.name)
             refused_read(model, address)
-            refused_write(model, address)
-    always = {"attn_out_post", "mlp_out_post", "attn_gate", "mlp_pre", "mlp_pre_linear", "mlp_act"}
-    inside = {"q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out", "value", "attn_scores", "attn_probs", "z"}
-    routed = {"router_logits", "expert_weights", "expert_indices"}
-    lacking = always if trunk.name == "deepseek_v4" else always | inside | routed
-    lacking |= {"final_norm"} if trunk.name == "qwen4_exp_text" else set()
-    if trunk.name == "gemma3n_text":
-        lacking |= {"attn_stream_write", "mlp_stream_collapse", "mlp_stream_mix", "resid_mid"}
-    # Not at the layer that adds to its streams before its attention.
-    here_and_there = {"attn_stream_mix"} if trunk.name == "qwen4_exp_text" else set()
-    assert refused == lacking | here_and_there
-    assert read == {spec.name for spec in model.points()} - lacking
+            if spec.name not in _HERE_AND_THERE[trunk.name]:  # Where it is not, a point may have no shape.
+                refused_write(model, address)
+    assert refused - read == _NOWHERE[trunk.name] | {"attn_out_post", "mlp_out_post"}
+    assert refused & read == _HERE_AND_THERE[trunk.name]
 
 
 def test_a_path_into_a_stack_is_refused_where_its_axes_are_not_known(trunk: Any) -> None:
@@ -124,8 +144,15 @@ def test_a_path_into_a_stack_is_refused_where_its_axes_are_not_known(trunk: Any)
             run_with_cache(model, prompts, [path])
 
 
-def test_attention_is_promised_only_where_matrices_are_had(trunk: Any) -> None:
-    refused = trunk.model.refusal("attention")
-    assert (refused is None) == (trunk.name == "deepseek_v4")
-    if refused is not None:
-        assert "eager" not in refused.instead  # It is eager that has none.
+def test_attention_is_promised_and_had(trunk: Any) -> None:
+    """The attention matrices of every layer that has softmax attention, as rows that sum to what the sinks leave."""
+    model = trunk.model
+    assert model.refusal("attention") is None
+    for layer in model.facts.layers:
+        if not layer.softmax:
+            assert "attn_probs" in refused_read(model, f"attn_probs.{layer.index}").point
+            continue
+        probs = run_with_cache(model, PROMPT, [f"attn_probs.{layer.index}"])[f"attn_probs.{layer.index}"]
+        sums = probs.sum(-1)
+        assert (sums <= 1 + 1e-5).all()
+        assert model.facts.sinks or torch.allclose(sums, torch.ones_like(sums), atol=1e-5)

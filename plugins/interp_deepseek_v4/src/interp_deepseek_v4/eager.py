@@ -41,6 +41,13 @@ _LAST_COLLAPSES: Final = (
     Connection(module="ffn_hc", write=0, mix=1, collapse=2),
 )
 
+_ROUTER: Final = {"mlp.router": "mlp.gate"}
+_ROUTING: Final = {
+    "router_logits": Read("mlp.router", slot=0),
+    "expert_weights": Read("mlp.router", slot=1),
+    "expert_indices": Read("mlp.router", slot=2),
+}
+
 deepseek_v4: Final = DeepseekV4Trunk(
     attn=_LAST_COLLAPSES[0],
     mlp=_LAST_COLLAPSES[1],
@@ -50,7 +57,7 @@ deepseek_v4: Final = DeepseekV4Trunk(
         "attn.o_proj": "self_attn.o_b_proj",
         "attn.q_norm": "self_attn.q_b_norm",
         "attn.k_norm": "self_attn.kv_norm",
-        "mlp.router": "mlp.gate",
+        **_ROUTER,
     },
     points={
         # The query norm sees heads before positions; the output projection is grouped, and reads rows of all heads.
@@ -60,18 +67,20 @@ deepseek_v4: Final = DeepseekV4Trunk(
         "k_norm_out": Read("attn.k_norm"),
         "value": Derived((Read("attn.k_norm"),), rotated_key),
         "z": Read("attn.z_proj", "input"),
-        "router_logits": Read("mlp.router", slot=0),
-        "expert_weights": Read("mlp.router", slot=1),
-        "expert_indices": Read("mlp.router", slot=2),
+        **_ROUTING,
     },
 )
 
-glm5_next: Final = HyperTrunk(attn=_LAST_COLLAPSES[0], mlp=_LAST_COLLAPSES[1], contraction="hc_head")
+glm5_next: Final = HyperTrunk(
+    attn=_LAST_COLLAPSES[0], mlp=_LAST_COLLAPSES[1], contraction="hc_head", roles=_ROUTER, points=_ROUTING
+)
 
 hy_v4: Final = HyperTrunk(
     attn=Connection(module="attn_hc", write=0, collapse=1),
     mlp=Connection(module="ffn_hc", write=0, collapse=1),
     contraction="hc_head",
+    roles=_ROUTER,
+    points=_ROUTING,
 )
 
 qwen4_exp: Final = HyperTrunk(
@@ -79,7 +88,8 @@ qwen4_exp: Final = HyperTrunk(
     mlp=Connection(module="mlp_hyper_connection", collapse=0, write=2),
     contraction="hyper_connection_mixer",
     flat=True,
-    roles={"attn": "linear_attn"},  # Where a block has it; the others have attention under its usual name.
+    points=_ROUTING,
+    roles={"attn": "linear_attn", **_ROUTER},  # Where a block has it; the others have attention under its usual name.
 )
 
 gemma3n: Final = AltUpTrunk()

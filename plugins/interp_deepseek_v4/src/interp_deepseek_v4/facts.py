@@ -10,7 +10,15 @@ from interp_core.facts import LayerFacts, ModelFacts
 from interp_core.facts_config import trunk_of
 from interp_core.residual import ResidualBasis
 
-__all__ = ["alternating", "basis", "deepseek_v4", "several_streams", "without_final_norm"]
+__all__ = [
+    "alternating",
+    "basis",
+    "deepseek_v4",
+    "gated_latent",
+    "pooled_choice",
+    "several_streams",
+    "without_final_norm",
+]
 
 _ADDED: Final = (
     "this layer adds features of n-grams to its streams before attention reads them, so no matrix takes the one stack "
@@ -51,6 +59,23 @@ def several_streams(config: Any, facts: ModelFacts) -> ModelFacts:
     return attrs.evolve(facts, structure_known=True)
 
 
+def gated_latent(config: Any, facts: ModelFacts) -> ModelFacts:
+    """HY-V4: latent attention with sinks, and a gate on what its heads give."""
+    trunk, _ = trunk_of(config)
+    layers = [attrs.evolve(layer, key_budget=int(trunk.index_topk)) for layer in facts.layers]
+    return attrs.evolve(several_streams(config, facts), layers=layers, sinks=True, attn_gate="separate")
+
+
+def pooled_choice(config: Any, facts: ModelFacts) -> ModelFacts:
+    """GLM-5 Next: attention to keys that are chosen in pools, and to those behind the last pool."""
+    trunk, _ = trunk_of(config)
+    pool = int(trunk.index_kpool)
+    choice: dict[str, Any] = {"key_budget": int(trunk.index_topk) // pool, "key_block": pool}
+    choice["key_tail"] = bool(trunk.index_kpool_always_select_tail)
+    layers = [attrs.evolve(layer, **choice) if layer.softmax else layer for layer in facts.layers]
+    return attrs.evolve(several_streams(config, facts), layers=layers)
+
+
 def without_final_norm(config: Any, facts: ModelFacts) -> ModelFacts:
     """A trunk whose contraction holds the last norm; some of its blocks add features of n-grams to all streams."""
     trunk, _ = trunk_of(config)  # A wrapper states them in its text model's configuration.
@@ -59,10 +84,15 @@ def without_final_norm(config: Any, facts: ModelFacts) -> ModelFacts:
         attrs.evolve(layer, absent={**layer.absent, "attn_stream_mix": _ADDED}) if layer.index in added else layer
         for layer in facts.layers
     ]
+    block = int(trunk.indexer_compress_ratio)
+    choice: dict[str, Any] = {"key_budget": int(trunk.indexer_budget) // block, "key_block": block, "key_tail": True}
+    layers = [attrs.evolve(layer, **choice) if layer.softmax else layer for layer in layers]
     # The norms, too, are inside the connections: sublayers read what was collapsed as it is.
     return attrs.evolve(
         several_streams(config, facts),
         layers=layers,
+        qk_norm="head",
+        attn_gate="packed",
         final_norm=False,
         attn_pre_norm=False,
         mlp_pre_norm=False,
@@ -76,10 +106,14 @@ def alternating(config: Any, facts: ModelFacts) -> ModelFacts:
     active = getattr(trunk, "altup_active_idx", 0)
     sparse = list(getattr(trunk, "activation_sparsity_pattern", None) or ())
     layers = [
-        attrs.evolve(layer, gate_sparsity=float(share)) for layer, share in zip(facts.layers, sparse or [0.0] * len(facts.layers), strict=True)
+        attrs.evolve(layer, gate_sparsity=float(share))
+        for layer, share in zip(facts.layers, sparse or [0.0] * len(facts.layers), strict=True)
     ]
     return attrs.evolve(
-        several_streams(config, facts), layers=layers, qk_norm="head", extra={**facts.extra, "active_stream": int(active)}
+        several_streams(config, facts),
+        layers=layers,
+        qk_norm="head",
+        extra={**facts.extra, "active_stream": int(active)},
     )
 
 

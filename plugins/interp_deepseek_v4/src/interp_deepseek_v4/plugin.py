@@ -20,6 +20,7 @@ _ROUTER: Final = (
     "the router returns logits, weights and indices together, so changed logits would not change the choice; write "
     "expert_weights"
 )
+_ROUTING: Final = {"router_logits": _ROUTER, "expert_indices": "indices are chosen by the router, and only read"}
 _SHARED: Final = "the key and the value are one tensor here, and a write would change both; write k_norm_out"
 _QK_NORMS: Final = ("q_norm_in", "q_norm_out", "k_norm_in", "k_norm_out")
 _NEURONS: Final = ("mlp_pre", "mlp_pre_linear", "mlp_act")
@@ -62,7 +63,7 @@ DEEPSEEK_V4: Final = Architecture(
     support={
         "eager": eager_support(
             (*_SUBLAYERS, *_QK_NORMS, "z", "expert_weights"),
-            read_only={"router_logits": _ROUTER, "expert_indices": "indices are chosen by the router, and only read"},
+            read_only=_ROUTING,
             rebuilt={"value": _SHARED, **_MATRICES},
         ),
         "vllm": vllm_support(
@@ -114,13 +115,43 @@ def _other(name: str, summary: str, model_types: set[str], **changed: object) ->
 
 
 OTHERS: Final = (
-    _other("glm5-next", "GLM-5 Next: hyper-connections, contracted by their mean.", {"glm5_next_text"}),
-    _other("hy-v4", "HY-V4: independent hyper-connections, which do not remix the streams.", {"hy_v4"}),
+    _other(
+        "glm5-next",
+        "GLM-5 Next: hyper-connections, contracted by their mean.",
+        {"glm5_next_text"},
+        facts=facts.pooled_choice,
+        support={
+            "eager": eager_support(
+                (*_SUBLAYERS, "z", *_NEURONS, "expert_weights"), read_only=_ROUTING, rebuilt=_MATRICES
+            ),
+            **_ELSEWHERE,
+        },
+    ),
+    _other(
+        "hy-v4",
+        "HY-V4: independent hyper-connections, which do not remix the streams.",
+        {"hy_v4"},
+        facts=facts.gated_latent,
+        support={
+            "eager": eager_support(
+                (*_SUBLAYERS, "z", "attn_gate", *_NEURONS, "expert_weights"), read_only=_ROUTING, rebuilt=_MATRICES
+            ),
+            **_ELSEWHERE,
+        },
+    ),
     _other(
         "qwen4-exp",
         "Qwen 4 Exp: gated residuals with a weight per channel, and no norm behind the contraction.",
         {"qwen4_exp_text"},
         facts=facts.without_final_norm,
+        support={
+            "eager": eager_support(
+                (*_SUBLAYERS, *_QK_NORMS, "value", "z", "attn_gate", *_NEURONS, "expert_weights"),
+                read_only=_ROUTING,
+                rebuilt=_MATRICES,
+            ),
+            **_ELSEWHERE,
+        },
     ),
     _other(
         "gemma3n",
