@@ -15,7 +15,7 @@ from interp_core.host import PluginHost, default_host
 from interp_core.lazy import load_object
 from interp_core.options import check_options, trusts
 from interp_core.registry import build_profile, choose_architecture, complete_facts, own_configurations
-from interp_core.session import Session
+from interp_core.session import Session, lock_of
 
 if TYPE_CHECKING:
     from interp_core.model import InterpModel
@@ -63,7 +63,8 @@ def load_model(
         return InterpModel(_profile(model_id_or_path, backend, given, host, runnable=True), tokenizer=tokenizer)
     adoption, spec, passed = _adopted(model_id_or_path, backend, given, host or default_host())
     profile = _profile_of(adoption.model_id, adoption.config, spec, adoption.options, host or default_host(), passed)
-    session = Session(profile, make=lambda _, profile, options: adoption.make(profile, options))
+    lock = lock_of(model_id_or_path)
+    session = Session(profile, make=lambda _, profile, options: adoption.make(profile, options), lock=lock)
     return InterpModel(profile, session, tokenizer=tokenizer, in_memory=True)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from attrs import define, field
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from interp_core.profile import ModelProfile
     from interp_core.requests import ForwardRequest, ForwardResult, GenerationRun, Step
 
-__all__ = ["Session"]
+__all__ = ["Session", "lock_of"]
 
 
 @define(eq=False)
@@ -46,6 +47,17 @@ class CallerLock:
                 self._owner = None
 
 
+_OF_NETWORKS: Final[WeakKeyDictionary[Any, CallerLock]] = WeakKeyDictionary()
+
+
+def lock_of(network: Any) -> CallerLock:
+    """The lock of a network in memory, which is one for all models that wrap it: hooks of one would act in the other."""
+    try:
+        return _OF_NETWORKS.setdefault(network, CallerLock())
+    except TypeError:  # What cannot be referred to weakly is nothing that hooks could be on.
+        return CallerLock()
+
+
 @define(eq=False)
 class Session:
     """Owns a backend object. Locks are held per call and per generated step, never while the caller thinks."""
@@ -54,7 +66,7 @@ class Session:
     make: Callable[..., Backend] = make_backend
     _backend: Backend | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
-    _lock: CallerLock = field(factory=CallerLock, init=False)
+    _lock: CallerLock = field(factory=CallerLock, alias="lock")
 
     @property
     def warm(self) -> bool:

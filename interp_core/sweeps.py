@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from interp_core.metrics import Metric, read_metric
 from interp_core.operations import Ablate, Operation, Replace
 from interp_core.requests import ForwardRequest, Read
 from interp_core.sampling import read_count
+from interp_core.selection import axes_of, select
 from interp_core.steering import Steering, active_steering, as_steering, writes_for
 from interp_core.tokens import read_tokens, select_positions
 
@@ -161,6 +163,19 @@ def _size(model: InterpModel, address: Address, each: str) -> int:
     return model.facts.axis_size(COORDINATE_AXES[each], address.layer)
 
 
+def _vector(model: InterpModel, address: Address, vectors: Mapping[Address, Any]) -> Any:
+    """The vector of an address, or its part of the whole point's, ``[*axes]``."""
+    if address in vectors:
+        return vectors[address]
+    import torch
+
+    whole = torch.as_tensor(vectors[address.bare()])
+    axes, coordinates = axes_of(model.profile, address)
+    if list(whole.shape) not in (list(axes), [math.prod(axes)]):
+        raise RequestError(f"put holds {list(whole.shape)} for {address.bare()}, whose axes are {list(axes)}")
+    return select(whole.reshape(-1), axes, coordinates)
+
+
 _Make = Callable[[Address, tuple[int, ...]], Operation]
 
 
@@ -178,10 +193,12 @@ def _source(model: InterpModel, put: Any, addresses: Sequence[Address], ids: Seq
         return lambda address, _: put(address)
     if isinstance(put, Mapping) and not isinstance(put, Cache):
         vectors = {model.profile.address(key): vector for key, vector in put.items()}
-        missing = [str(a) for a in addresses if a not in vectors]
+        missing = [str(a) for a in addresses if a not in vectors and a.bare() not in vectors]
         if missing:
             raise RequestError(f"put holds no vector for {', '.join(missing[:4])}")
-        return lambda address, _: Replace(address, vectors[address])
+        return lambda address, _: Replace(address, _vector(model, address, vectors))
+    if getattr(getattr(put, "dtype", None), "is_floating_point", False):
+        raise RequestError("a vector is put as the value of its point's address: put={'z.20': vector}")
     cache = put if isinstance(put, Cache) else run_with_cache(model, put, addresses, steering=steering)
     if cache.lengths != (len(ids),) or cache.positions is not None:
         raise RequestError(

@@ -14,6 +14,7 @@ from interp_core.facts import ModelFacts
 from interp_core.profile import ModelProfile
 from interp_eager.backend import EagerBackend
 from interp_eager.compiled import refuse_compiled
+from interp_eager.training import refuse_dropout
 
 __all__ = ["adopt"]
 
@@ -31,8 +32,7 @@ def adopt(model: Any) -> Adoption:
         raise RequestError(
             f"a model is a folder, an id on the hub, or a transformers model in memory, not {type(model).__name__}"
         )
-    if any(isinstance(part, nn.Dropout) and part.training and part.p > 0 for part in model.modules()):
-        raise RequestError("the model is in training mode, and its dropout would change every result: model.eval()")
+    refuse_dropout(model)
 
     def make(profile: ModelProfile, options: Mapping[str, Any]) -> EagerBackend:
         _check_attention(model, profile.facts)

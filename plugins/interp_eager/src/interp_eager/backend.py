@@ -28,6 +28,7 @@ from interp_eager.compiled import refuse_compiled
 from interp_eager.generation import EagerRun, together
 from interp_eager.program import Program, compile_program
 from interp_eager.taps import Taps, installed
+from interp_eager.training import refuse_dropout
 from interp_eager.weights import load_weights
 
 __all__ = ["EagerBackend"]
@@ -208,9 +209,11 @@ class EagerBackend:
         """The work at the model's sites that requests, one per row of a batch, ask for.
 
         Raises:
-            RequestError: the model, or a part of it, was compiled since it was loaded.
+            RequestError: the model, or a part of it, was compiled since it was loaded, or is in training mode.
         """
         refuse_compiled(self.model)
+        if self.model.training:
+            refuse_dropout(self.model)
         for request in requests:
             for address in (*(r.address for r in request.reads), *(w.address for w in request.writes)):
                 self._add_path(address)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -221,13 +222,17 @@ def _hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
 
 
 def _keeping_hook(site: Site, keep: Callable[[Tensor], None], fired: set[SiteKey]) -> Any:
-    slot, key = site.leaf.slot, site.key
+    slot, key, thread = site.leaf.slot, site.key, get_ident()
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if get_ident() != thread:
+            return
         fired.add(key)
         keep(_argument(module, slot, args, kwargs)[1])
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if get_ident() != thread:
+            return
         fired.add(key)
         keep(output if isinstance(output, Tensor) else output[slot])
 
@@ -237,10 +242,12 @@ def _keeping_hook(site: Site, keep: Callable[[Tensor], None], fired: set[SiteKey
 
 
 def _working_hook(site: Site, taps: Taps, fired: set[SiteKey]) -> Any:
-    calls = count()
+    calls, thread = count(), get_ident()
 
     def passes() -> bool:
-        """Whether this call of the module is not the one that is meant."""
+        """Whether this call of the module is not the one that is meant; another thread's forward never is."""
+        if get_ident() != thread:
+            return True
         if site.leaf.call not in (None, next(calls)):
             return True
         fired.add(site.key)
@@ -289,9 +296,10 @@ def _argument(module: nn.Module, slot: int, args: tuple[Any, ...], kwargs: dict[
 
 
 def _stop_hook(program: Program) -> Any:
-    last = max(program.last_layer, 0)
+    last, thread = max(program.last_layer, 0), get_ident()
 
     def end(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        raise StopForward
+        if get_ident() == thread:
+            raise StopForward
 
     return program.layout.module("block", last).register_forward_hook(end)
