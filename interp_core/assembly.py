@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
@@ -49,18 +50,31 @@ def assemble(
     key_width = key_width if chosen else max(key_width, batch.width)
     tensors: dict[Address, Tensor] = {}
     entries: dict[Address, tuple[int, ...]] = {}
-    for address in addresses:
-        rows = [result.rows[address] for result in results]
-        if address in pairwise:
-            # One column per token; what stands behind them are compressed entries.
-            extra = tuple(row.shape[-1] - len(t) for row, t in zip(rows, tokens, strict=True))
-            if any(extra):
-                entries[address] = extra
-            tensors[address] = _place_pairs(rows, offsets, width, key_width, extra, pairwise[address])
-        else:
-            tensors[address] = _place(rows, offsets, width)
+    with _ordinary():
+        for address in addresses:
+            rows = [result.rows[address] for result in results]
+            if address in pairwise:
+                # One column per token; what stands behind them are compressed entries.
+                extra = tuple(row.shape[-1] - len(t) for row, t in zip(rows, tokens, strict=True))
+                if any(extra):
+                    entries[address] = extra
+                tensors[address] = _place_pairs(rows, offsets, width, key_width, extra, pairwise[address])
+            else:
+                tensors[address] = _place(rows, offsets, width)
     where = tuple(p or () for p in positions) if chosen else None
     return Cache(tensors, tuple(tuple(t) for t in tokens), lengths, offsets, where, entries, model_id)
+
+
+@contextmanager
+def _ordinary() -> Iterator[None]:
+    """Ordinary tensors, also where the caller is in inference mode, whose tensors nobody could change or save."""
+    import torch
+
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def with_positions(cache: Cache, positions: Any) -> Cache:

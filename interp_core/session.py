@@ -51,7 +51,7 @@ _OF_NETWORKS: Final[WeakKeyDictionary[Any, CallerLock]] = WeakKeyDictionary()
 
 
 def lock_of(network: Any) -> CallerLock:
-    """The lock of a network in memory, which is one for all models that wrap it: hooks of one would act in the other."""
+    """The lock of a network in memory, one for all models that wrap it: hooks of one would act in another."""
     try:
         return _OF_NETWORKS.setdefault(network, CallerLock())
     except TypeError:  # What cannot be referred to weakly is nothing that hooks could be on.

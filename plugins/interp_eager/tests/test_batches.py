@@ -43,6 +43,12 @@ ONE_LENGTH: dict[str, tuple[Callable[[], Any], str]] = {
     "lfm2": (lambda: hf.Lfm2Config(**_GROUPED, layer_types=["conv", "full_attention"] * 2), "not every layer"),
     "jamba": (lambda: hf.JambaConfig(**_GROUPED, **_JAMBA, use_mamba_kernels=False), "not every layer"),
     "qwen3_next": (lambda: hf.Qwen3NextConfig(**_WIDE, **_TYPES, **_LINEAR), "not every layer"),
+    "llama4": (
+        lambda: hf.Llama4TextConfig(
+            **_WIDE, moe_layers=[], intermediate_size_mlp=80, floor_scale=4, no_rope_layer_interval=2
+        ),
+        "scale queries by their column",
+    ),
     "phi3-long": (
         lambda: hf.Phi3Config(
             **_GROUPED,

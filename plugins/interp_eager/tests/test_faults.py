@@ -177,6 +177,23 @@ def test_inference_mode_gives_ordinary_tensors(folders: Path) -> None:
     rows.add_(1)
 
 
+def test_every_capture_in_inference_mode_is_of_ordinary_tensors(folders: Path) -> None:
+    points = [POINT, "z.1", "attn_probs.1"]
+    with load_model(save("llama", folders), "eager") as model, torch.inference_mode():
+        caches = [
+            run_with_cache(model, PROMPT, points),
+            run_with_cache(model, [PROMPT, PROMPT[:2]], points),
+            model.capture_generation(PROMPT, points, max_tokens=3, ignore_eos=True)[1],
+            model.capture_generation([PROMPT, PROMPT[:2]], points, max_tokens=3, ignore_eos=True)[1],
+        ]
+        control = torch.ones(2)
+    assert control.is_inference()
+    for cache in caches:
+        for rows in cache.values():
+            assert not rows.is_inference()
+            rows.mul_(2)
+
+
 def test_a_configuration_of_fewer_layers_is_said(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))

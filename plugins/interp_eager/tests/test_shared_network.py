@@ -1,4 +1,4 @@
-"""One network in memory with several models around it, and with callers of its own, in several threads."""
+"""A network in memory: several models around it, callers of its own in other threads, and what is done to it later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from interp_core import Add, Apply, RequestError, load_model, run_with_cache
+from interp_core import Add, Apply, RequestError, load_model, run_with_cache, sweep
 
 TOKENS = [[5, 9, 11, 5, 77]]
 FAR = Add("resid_post.1", torch.full((32,), 3.0))
@@ -79,3 +79,18 @@ def test_a_network_that_is_set_to_training_later_is_refused() -> None:
         run_with_cache(model, TOKENS, ["resid_post.1"])
     network.eval()
     assert torch.equal(run_with_cache(model, TOKENS, ["resid_post.1"])["resid_post.1"], before)
+
+
+def test_a_sweep_over_heads_takes_the_vector_of_the_whole_point(network: Any) -> None:
+    model = load_model(network)
+    mean = run_with_cache(model, TOKENS[0], ["z.1"])["z.1"].mean((0, 1))
+    whole = sweep(model, TOKENS[0], ["z.1"], 7, put={"z.1": mean}, each="head", positions="last")
+    single = {f"z.1.head-{h}": mean[h] for h in range(4)}
+    assert torch.equal(
+        whole.values, sweep(model, TOKENS[0], ["z.1"], 7, put=single, each="head", positions="last").values
+    )
+    assert not torch.equal(whole.values, sweep(model, TOKENS[0], ["z.1"], 7, each="head", positions="last").values)
+    with pytest.raises(RequestError, match=r"put=\{"):
+        sweep(model, TOKENS[0], ["z.1"], 7, put=mean)
+    with pytest.raises(RequestError, match="axes are"):
+        sweep(model, TOKENS[0], ["z.1"], 7, put={"z.1": mean[:2]}, each="head")

@@ -184,10 +184,11 @@ class EagerBackend:
             inputs["logits_to_keep"] = 1
         with _ordinary(grad=grad), _told(), self._tapped(program, chunk, collector, stop=stop):
             self.model(**inputs, use_cache=False)
-        return [
-            ForwardResult(rows={read.address: collector.rows(row, read.address) for read in request.reads})
-            for row, request in enumerate(requests)
-        ]
+        with _ordinary(grad=grad):
+            return [
+                ForwardResult(rows={read.address: collector.rows(row, read.address) for read in request.reads})
+                for row, request in enumerate(requests)
+            ]
 
     @contextmanager
     def _tapped(self, program: Program, chunk: Chunk, collector: Collector, *, stop: bool) -> Iterator[None]:

@@ -70,6 +70,9 @@ def generation_refusal(model: Any, facts: ModelFacts, cache: Any) -> str:
         return f"its cache has layers of another kind ({', '.join(odd)})"
     if facts.model_type in _WIDENED:
         return "its modelling code widens the mask by image tokens, also where there is no image"
+    if any(getattr(part, "attn_temperature_tuning", None) and not part.use_rope for part in model.modules()):
+        # Llama 4's; a shorter prompt's columns in the cache are not its positions.
+        return "its layers without rotary embedding scale queries by their column in the cache"
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     if facts.positions not in _WITHOUT_IDS and not takes_positions:
         return "its forward takes no positions"

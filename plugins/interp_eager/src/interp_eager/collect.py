@@ -71,7 +71,8 @@ class Collector:
 
         Inside a forward the weights push all else out of the processor's caches, so there the least is done.
         """
-        self._waiting.append((sort, whole.clone(memory_format=torch.contiguous_format)))
+        copy = whole.clone(memory_format=torch.contiguous_format)
+        self._waiting.append((sort, copy))
 
     def add_whole(self, address: Address, whole: Tensor, wants: Sequence[Want]) -> None:
         """Keep ``whole`` (``[batch, columns, *axes]``), which is nobody else's."""

@@ -114,9 +114,10 @@ class Batch:
             with self._carried.in_place():
                 logits = self._next() if self._done else self._first()
             best, finite = logits.argmax(-1).tolist(), logits.amax(-1).isfinite().tolist()
-            for i, row in enumerate(self.rows):
-                if row.live:
-                    row.take(logits[i], best[i], finite[i], self.backend.end_tokens)
+            with torch.inference_mode(False), torch.no_grad():
+                for i, row in enumerate(self.rows):
+                    if row.live:
+                        row.take(logits[i], best[i], finite[i], self.backend.end_tokens)
             self.failed = False
         finally:
             self._running = False
@@ -206,13 +207,14 @@ class EagerRun:
     def result(self) -> ForwardResult:
         """Rows of every position that went through the forward for the steps given so far."""
         collector, masked = self.batch.collector, float("-inf")
-        rows = {
-            address: collector.rows(
-                self.index, address, masked if address.name == "attn_scores" else 0.0, forwards=self._given
-            )
-            for address in (read.address for read in self._row.request.reads)
-            if collector.has(self.index, address)
-        }
+        with torch.inference_mode(False), torch.no_grad():
+            rows = {
+                address: collector.rows(
+                    self.index, address, masked if address.name == "attn_scores" else 0.0, forwards=self._given
+                )
+                for address in (read.address for read in self._row.request.reads)
+                if collector.has(self.index, address)
+            }
         return ForwardResult(rows=rows)
 
     def close(self) -> None:
