@@ -26,8 +26,9 @@ from interp_eager.carried import Place, places
 from interp_eager.collect import Chunk, Collector
 from interp_eager.compiled import refuse_compiled
 from interp_eager.generation import EagerRun, together
+from interp_eager.hooks import installed
 from interp_eager.program import Program, compile_program
-from interp_eager.taps import Taps, installed
+from interp_eager.taps import Taps
 from interp_eager.training import refuse_dropout
 from interp_eager.weights import load_weights
 
